@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 
 /// Errors of starting a source or a sink.
@@ -96,7 +97,7 @@ struct Fixed {
     reason: &'static str,
 }
 
-const CONSUMER: [Fixed; 5] = [
+const CONSUMER: [Fixed; 6] = [
     Fixed {
         name: "enable.auto.commit",
         value: "false",
@@ -118,13 +119,18 @@ const CONSUMER: [Fixed; 5] = [
         reason: "the client passes over records whose checksum is wrong",
     },
     Fixed {
+        name: "isolation.level",
+        value: "read_committed",
+        reason: "records of aborted transactions would be handled",
+    },
+    Fixed {
         name: "group.protocol",
         value: "classic",
         reason: "the other protocol has no eager assignment",
     },
 ];
 
-const PRODUCER: [Fixed; 2] = [
+const PRODUCER: [Fixed; 3] = [
     Fixed {
         name: "enable.idempotence",
         value: "true",
@@ -134,6 +140,11 @@ const PRODUCER: [Fixed; 2] = [
         name: "acks",
         value: "all",
         reason: "a message that is confirmed would be lost with its broker",
+    },
+    Fixed {
+        name: "allow.auto.create.topics",
+        value: "false",
+        reason: "a mistyped destination would create a topic, and its messages would be lost there",
     },
 ];
 
@@ -176,6 +187,9 @@ impl Properties {
         // Time after which the client fetches again once a queue was full. The default of a second is longer than a
         // consumer needs for the records that it has.
         self.unless_set(&mut config, "fetch.queue.backoff.ms", "10");
+        // The source reads from the log whether a topic may be another one.
+        let debug = self.0.get("debug").map_or("topic".to_owned(), |own| format!("{own},topic"));
+        config.set("debug", debug).set_log_level(RDKafkaLogLevel::Debug);
         Ok(config)
     }
 
@@ -267,12 +281,15 @@ mod tests {
             ("partition.assignment.strategy", "cooperative-sticky"),
             ("partition.assignment.strategy", "range,cooperative-sticky"),
             ("group.protocol", "consumer"),
+            ("isolation.level", "read_uncommitted"),
             ("group.id", "other"),
         ] {
             let error = Properties::new([(name, value)]).consumer("invoices").unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }
-        for (name, value) in [("enable.idempotence", "false"), ("acks", "1")] {
+        for (name, value) in
+            [("enable.idempotence", "false"), ("acks", "1"), ("allow.auto.create.topics", "true")]
+        {
             let error = Properties::new([(name, value)]).producer().unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }

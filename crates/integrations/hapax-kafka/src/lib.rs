@@ -21,8 +21,10 @@
 //!   before are [redeliveries](hapax_messages::Delivery::is_redelivery): in batch mode their attempts are
 //!   counted, and they are handled one at a time. In claim mode the store has their attempts.
 //! - A committed offset outside of its log stops the partition, and [`receive`] returns an error with the
-//!   cause. So does a record before the committed offset with another timestamp than the record that was
-//!   handled: the topic was created again. No offset is ever reset by the source.
+//!   cause. So does a topic that was created again: the record before the next one has another timestamp or checksum than
+//!   the one that was received, or the topic another id. That is checked at each assignment, after each error about the
+//!   topic or partition, and when the start, the end or the leader epoch of the log goes back; meanwhile nothing of the
+//!   partition is delivered or committed. No offset is ever reset by the source.
 //!   [`KafkaSourceBuilder::start_at`] applies to partitions without a committed offset.
 //! - *Positions mode* ([`KafkaSourceBuilder::positions`]): the positions are in the database of the
 //!   handler's rows, and advance in their transactions. A record has one effect, however often it is
@@ -39,14 +41,15 @@
 //!   So an inbox keeps ids from the header `message-id`, for its retention. With
 //!   [`IdRule::Position`](hapax_messages::IdRule::Position) such a message has two ids.
 //! - an order over partitions, or of a key when the number of partitions changes.
-//! - a way to tell a topic that was created again from the one before: its name is the same, and clients
-//!   cannot read its id. It is detected by offsets and timestamps as above, unless the new topic has a
-//!   record of the same timestamp at the same offset, or the record before the committed offset was
-//!   compacted.
+//! - a way to tell a topic that was created again from the one before: its name is the same. It is detected as above,
+//!   from what the client logs (debugging context `topic`), since the client returns neither ids of topics nor errors after
+//!   which it fetches again. If no record was being fetched while the topic did not exist, as of a paused partition, brokers
+//!   before Kafka 3.1 do not reject the next fetch: by the id it is detected later, and before 2.8, without ids, only by the
+//!   offsets.
 //!
 //! # Limits
 //! - Kafka transactions are not used: nothing that is available to the tests of this crate can test them.
-//!   Records of other producers' aborted transactions are not received (`isolation.level`).
+//!   Records of other producers' aborted transactions are not received.
 //! - If the last offsets of a partition are those of transaction markers, and retention deletes the records
 //!   before them, the partition stops as if records were lost: reset the committed offset.
 //! - A record without a value has an empty payload. A header whose name is not UTF-8 is left out, with a
@@ -59,11 +62,13 @@
 //! | --- | --- | --- |
 //! | `enable.auto.commit`, `enable.auto.offset.store` | false | the client would commit records that are not handled |
 //! | `auto.offset.reset` | error | a group would skip or repeat records |
+//! | `isolation.level` | read_committed | records of aborted transactions would be handled |
 //! | `check.crcs` | false | the client passes over records whose checksum is wrong |
 //! | `partition.assignment.strategy` | `range`, `roundrobin` | a commit during a cooperative rebalance may lose the assignment |
 //! | `group.protocol` | classic | the other protocol has no eager assignment |
 //! | `group.id` | that of the source | |
 //! | `enable.idempotence`, of a sink | true | a retry of the client would repeat and reorder records |
+//! | `allow.auto.create.topics`, of a sink | false | a mistyped destination would create a topic |
 //! | `acks`, of a sink | all | a confirmed record would be lost with its broker |
 //!
 //! Other defaults than those of librdkafka: of sources, `socket.timeout.ms` 10,000, `queued.min.messages`

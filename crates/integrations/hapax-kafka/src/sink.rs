@@ -10,6 +10,7 @@ use rdkafka::ClientConfig;
 use rdkafka::client::ClientContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::metadata::MetadataTopic;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 
 use crate::config::{KafkaStartError, Properties, is_topic};
@@ -20,8 +21,8 @@ use crate::config::{KafkaStartError, Properties, is_topic};
 /// - The producer is idempotent and waits for all replicas in sync (`enable.idempotence`, `acks=all`):
 ///   the client repeats a request without a second record. A message that is published again, because
 ///   it was not confirmed, may be in the topic twice. Consumers know it by its id.
-/// - A topic that does not exist is a temporary error, because it may be created: the message is
-///   published again later.
+/// - The sink creates no topic (`allow.auto.create.topics`). One that does not exist is a temporary error, because it may
+///   be created: the message is published again later, and the error names the topic.
 /// - A record over a limit of client, topic or broker, an invalid name of a topic, one that begins with `__`,
 ///   which Kafka reserves, and a header name that is empty or has a zero byte are permanently rejected. A broker rejects a whole batch if it is over
 ///   the limit: its messages are published again, each in a batch of its own, whose rejection decides.
@@ -33,6 +34,9 @@ pub struct KafkaSink {
     /// Publishes each message in a batch of its own. It connects when it is used.
     singles: Arc<Producer>,
 }
+
+/// Time for the brokers to answer whether a topic exists, after a message was not confirmed.
+const CHECK_TOPIC: Duration = Duration::from_secs(1);
 
 type KafkaProducer = FutureProducer<SinkContext>;
 
@@ -103,12 +107,37 @@ impl KafkaSink {
     async fn send(&self, message: &OutgoingMessage) -> Result<(), PublishError> {
         check_topic(&message.destination)?;
         let headers = headers(message)?;
-        match self.batches.send(message, headers.clone()).await {
+        let sent = match self.batches.send(message, headers.clone()).await {
             Err(Failure::Broker(error)) if is_too_large(&error) => {
-                self.singles.send(message, headers).await.map_err(|failure| failed(failure.error()))
+                self.singles.send(message, headers).await
             }
-            sent => sent.map_err(|failure| failed(failure.error())),
+            sent => sent,
+        };
+        let Err(failure) = sent else { return Ok(()) };
+        let error = failure.error();
+        match may_lack_topic(&error) && self.lacks_topic(message.destination.clone()).await {
+            true => Err(PublishError::not_acknowledged(format!(
+                "expected the topic {}, found none: create it, or correct the destination; the message is published \
+                 again",
+                message.destination
+            ))),
+            false => Err(failed(error)),
         }
+    }
+
+    /// Returns whether the brokers answer that a topic does not exist. Dropping the future does not matter: the request
+    /// changes nothing.
+    async fn lacks_topic(&self, topic: String) -> bool {
+        let Ok(current) = self.batches.current() else { return false };
+        let lacks = move || {
+            let metadata = current.producer.client().fetch_metadata(Some(&topic), CHECK_TOPIC);
+            metadata.is_ok_and(|metadata| {
+                let found = metadata.topics().iter().find(|it| it.name() == topic);
+                let error = found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from);
+                error == Some(RDKafkaErrorCode::UnknownTopicOrPartition)
+            })
+        };
+        tokio::task::spawn_blocking(lacks).await.unwrap_or(false)
     }
 }
 
@@ -197,6 +226,19 @@ fn check_topic(topic: &str) -> Result<(), PublishError> {
         )));
     }
     Ok(())
+}
+
+/// Returns whether an error is what the client returns for a topic that does not exist, among others.
+fn may_lack_topic(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::MessageTimedOut
+                | RDKafkaErrorCode::UnknownTopic
+                | RDKafkaErrorCode::UnknownTopicOrPartition
+                | RDKafkaErrorCode::UnknownPartition
+        )
+    )
 }
 
 /// Returns whether a batch is over a limit of the topic or broker.

@@ -2,6 +2,8 @@
 
 mod context;
 mod delivery;
+mod identity;
+mod log;
 mod metadata;
 mod partition;
 mod poll;

@@ -16,6 +16,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList, TopicPartitionLi
 use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
 
+use super::log::LogLine;
 use super::metadata::CommitMetadata;
 use super::partition::{Commit, Partition};
 use super::state::{PartitionKey, PollSettings, Shared};
@@ -36,9 +37,23 @@ pub(super) struct Context {
 }
 
 impl ClientContext for Context {
-    /// Logs as the default implementation does, and counts the callback.
+    /// Logs as the default implementation does, counts the callback, and reads lines about the identity of a topic.
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         self.callbacks.fetch_add(1, Ordering::Relaxed);
+        match LogLine::parse(facility, message) {
+            None => {}
+            Some(LogLine::Unverified { topic, number }) => {
+                self.shared.lock().unverify(Some(topic), number)
+            }
+            Some(LogLine::Recreated { topic, before, now }) => {
+                let cause = format!(
+                    "expected the topic with the id {before}, whose records were received, found the id {now}: the topic \
+                     was created again; {}, so that its records are handled",
+                    self.settings.remedy()
+                );
+                self.shared.lock().recreated(topic, &cause);
+            }
+        }
         match level {
             RDKafkaLogLevel::Emerg
             | RDKafkaLogLevel::Alert
@@ -200,7 +215,7 @@ impl Context {
                 element.set_metadata(commit.metadata.to_string());
             }
             if let Err(error) = consumer.commit(&list, CommitMode::Sync) {
-                if !is_of_topic(&error) {
+                if !error.rdkafka_error_code().is_some_and(is_of_topic) {
                     return Err(error);
                 }
                 result = result.and(Err(error));
@@ -234,18 +249,16 @@ pub(super) fn assign(
     Ok(())
 }
 
-/// Returns whether an error of a commit concerns a topic, and not the group.
-fn is_of_topic(error: &KafkaError) -> bool {
+/// Returns whether an error concerns a topic, and not the group.
+pub(super) fn is_of_topic(code: RDKafkaErrorCode) -> bool {
     matches!(
-        error.rdkafka_error_code(),
-        Some(
-            RDKafkaErrorCode::TopicAuthorizationFailed
-                | RDKafkaErrorCode::UnknownTopicOrPartition
-                | RDKafkaErrorCode::UnknownTopic
-                | RDKafkaErrorCode::UnknownPartition
-                | RDKafkaErrorCode::InvalidTopic
-                | RDKafkaErrorCode::OffsetMetadataTooLarge
-        )
+        code,
+        RDKafkaErrorCode::TopicAuthorizationFailed
+            | RDKafkaErrorCode::UnknownTopicOrPartition
+            | RDKafkaErrorCode::UnknownTopic
+            | RDKafkaErrorCode::UnknownPartition
+            | RDKafkaErrorCode::InvalidTopic
+            | RDKafkaErrorCode::OffsetMetadataTooLarge
     )
 }
 

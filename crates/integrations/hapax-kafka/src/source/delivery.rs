@@ -44,7 +44,7 @@ fn step(
         partition: Partition { topic: Arc::clone(topic), number: u32::try_from(*number).ok()? },
         from: position(record.from)?,
         to: position(offset.saturating_add(1))?,
-        timestamp_ms: record.timestamp_ms,
+        timestamp_ms: record.identity.timestamp_ms,
     })
 }
 

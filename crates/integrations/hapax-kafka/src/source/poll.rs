@@ -14,17 +14,20 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::context::{Context, RETRY, assign, fetched};
-use super::partition::{Partition, Recreated};
+use super::context::{Context, RETRY, assign, fetched, is_of_topic};
+use super::partition::{Partition, Watermarks};
 use super::record::{Origin, record};
 use super::requests::Requests;
-use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared, Watermarks};
+use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared};
 
 /// Longest wait before a poll, unless [`Shared::wake_poller`] ends it.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Most records of one partition that are read in one poll.
 const BATCH: usize = 64;
+
+/// Most events of the client that are read in one poll before its records, and as many after them.
+const EVENTS: usize = 10_000;
 
 /// Longest time for which partitions that can be fetched wait for others, whose first offsets are being
 /// requested: each change of the assignment drops records that the client has fetched.
@@ -67,20 +70,22 @@ pub(super) struct Poller {
     /// Whether a queue may still have records or events. The client calls the callback of a queue only when it was
     /// empty.
     has_more: bool,
+    /// Whether the queue of the client may still have events.
+    has_events: bool,
     /// Whether partitions must be assigned again, because the client fetches a stopped one, or a paused one without its
     /// own queue.
     must_assign: bool,
     /// Time since which a resolved partition waits for others.
     resolved_since: Option<Instant>,
-    /// Time at which watermarks are requested, if the client has lost offsets.
+    /// Time at which watermarks are requested, if logs are unverified.
     check_watermarks_at: Option<Instant>,
     watermarks_checked_at: Option<Instant>,
     /// Whether they are being requested.
     is_checking_watermarks: bool,
-    /// Partitions whose leaders have not answered.
-    unanswered: Vec<(PartitionKey, u64)>,
     check_broker_at: Instant,
     check_owner_at: Instant,
+    /// Time at which the watermarks of all partitions are requested.
+    check_all_at: Instant,
 }
 
 /// Marks the source as closed, also after a panic.
@@ -116,14 +121,15 @@ impl Poller {
             commits_assignment_number: 0,
             last_origin: None,
             has_more: true,
+            has_events: false,
             must_assign: false,
             resolved_since: None,
             check_watermarks_at: None,
             watermarks_checked_at: None,
             is_checking_watermarks: false,
-            unanswered: Vec::new(),
             check_broker_at: check_at,
             check_owner_at: check_at,
+            check_all_at: check_at,
         }
     }
 
@@ -185,12 +191,43 @@ impl Poller {
         if !mem::take(&mut self.has_more) {
             park_timeout(POLL);
         }
+        let mut records = self.read_events();
+        let queues = mem::take(&mut self.queues);
+        records += queues.iter().map(|(key, queue)| self.read(key, queue)).sum::<usize>();
+        self.queues = queues;
+        if records > 0 {
+            self.check_broker_at = Instant::now() + self.settings().idle_check_after;
+            // The client reports an error of a partition before it fetches the records that follow.
+            self.has_events = false;
+            self.read_events();
+            if !self.has_events {
+                self.shared.lock().partitions.values_mut().for_each(Partition::confirm);
+            }
+        }
+        self.has_more |= self.has_events;
+        let mut state = self.shared.lock();
+        let (has_unverified, has_stopped) = (state.take_unverified(), state.take_stopped());
+        drop(state);
+        if has_unverified {
+            self.schedule_check();
+        }
+        if mem::take(&mut self.must_assign) | has_stopped {
+            self.assign();
+        }
+        if records > 0 || has_stopped {
+            self.shared.notify_waiting();
+        }
+    }
+
+    /// Runs callbacks, and reads the queue of the client. Returns the number of records in it. Sets `has_events` if the
+    /// queue may have more.
+    fn read_events(&mut self) -> usize {
         let consumer = Arc::clone(&self.consumer);
-        let (calls, mut records) = (consumer.context().callbacks(), 0);
-        if let Some(polled) = consumer.poll(Duration::ZERO) {
-            self.has_more = true;
-            match polled {
-                Ok(message) => {
+        let mut records = 0;
+        for _ in 0..EVENTS {
+            let calls = consumer.context().callbacks();
+            match consumer.poll(Duration::ZERO) {
+                Some(Ok(message)) => {
                     records += 1;
                     // The client has created its state of the partition again, without an own queue. Once the
                     // partition is paused, all are assigned again.
@@ -198,21 +235,20 @@ impl Poller {
                         self.must_assign = true;
                     }
                 }
-                Err(error) => self.failed(&error),
+                Some(Err(error)) => self.failed(&error, None),
+                // A poll that runs a callback ends, although the queue may have more events.
+                None if consumer.context().callbacks() != calls => {}
+                None => return records,
             }
         }
-        // A poll that runs a callback ends, although the queue may have more events.
-        self.has_more |= consumer.context().callbacks() != calls;
-        let queues = mem::take(&mut self.queues);
-        records += queues.iter().map(|(key, queue)| self.read(key, queue)).sum::<usize>();
-        self.queues = queues;
-        if mem::take(&mut self.must_assign) {
-            self.assign();
-        }
-        if records > 0 {
-            self.check_broker_at = Instant::now() + self.settings().idle_check_after;
-            self.shared.notify_waiting();
-        }
+        self.has_events = true;
+        records
+    }
+
+    /// Requests the watermarks of unverified logs, at most once in an interval.
+    fn schedule_check(&mut self) {
+        let earliest = self.watermarks_checked_at.map(|at| at + CHECK_WATERMARKS_EVERY);
+        self.check_watermarks_at = Some(earliest.unwrap_or_else(Instant::now));
     }
 
     /// Reads up to [`BATCH`] records of a partition, until it is paused. Returns their number.
@@ -228,7 +264,7 @@ impl Poller {
                     is_paused = self.accept(&message);
                     records += 1;
                 }
-                Some(Err(error)) => self.failed(&error),
+                Some(Err(error)) => self.failed(&error, Some(key)),
                 None => return records,
             }
         }
@@ -251,24 +287,17 @@ impl Poller {
         if message.offset() < partition.fetch_from() {
             return false;
         }
-        if let Err(Recreated { offset, expected, found }) =
-            partition.accept(message.offset(), record)
-        {
-            state.stop(
-                origin.key.clone(),
-                format!(
-                    "expected the record {offset} with the timestamp {expected} that was handled before, \
-                     found one with the timestamp {found}: the topic was created again; {remedy}, so that \
-                     its records are handled"
-                ),
-            );
+        if let Err(recreated) = partition.accept(message.offset(), record) {
+            let cause = format!("{recreated}; {remedy}, so that its records are handled");
+            state.stop(origin.key.clone(), cause);
             self.must_assign = true;
             return false;
         }
         partition.is_paused()
     }
 
-    fn failed(&mut self, error: &KafkaError) {
+    /// Handles an error, of a partition or of the client.
+    fn failed(&mut self, error: &KafkaError, key: Option<&PartitionKey>) {
         if let Some((code, reason)) = self.consumer.client().fatal_error() {
             let error = format!(
                 "expected a Kafka client without a fatal error, found {code}: {reason}: start the source again"
@@ -278,11 +307,11 @@ impl Poller {
         if matches!(error, KafkaError::PartitionEOF(_)) {
             return;
         }
+        let topic = key.map(|(topic, _)| &**topic);
+        let number = key.map(|(_, number)| *number);
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => {
-                let earliest = self.watermarks_checked_at.map(|at| at + CHECK_WATERMARKS_EVERY);
-                self.check_watermarks_at = Some(earliest.unwrap_or_else(Instant::now));
-                self.unanswered.clear();
+                self.shared.lock().unverify(topic, number);
             }
             // The client connects again; the check of the brokers reports what lasts.
             Some(
@@ -291,7 +320,12 @@ impl Poller {
                 // The loss of the assignment follows.
                 | RDKafkaErrorCode::PollExceeded,
             ) => tracing::debug!(%error, "a Kafka client reports an error"),
-            _ => self.shared.fail(format!("expected records, found an error: {error}")),
+            code => {
+                if code.is_some_and(is_of_topic) {
+                    self.shared.lock().unverify(topic, number);
+                }
+                self.shared.fail(format!("expected records, found an error: {error}"));
+            }
         }
     }
 
@@ -363,7 +397,7 @@ impl Poller {
                     watermarks,
                 );
                 let partition = match position {
-                    Some(position) => partition.with_position(position, watermarks.0),
+                    Some(position) => partition.with_position(position),
                     None => partition,
                 };
                 state.partitions.insert(key, partition);
@@ -372,47 +406,77 @@ impl Poller {
         self.assign();
     }
 
-    /// Stops the partitions whose next record is not in their log, and fetches the others again: the
-    /// client has lost offsets.
+    /// Checks logs: stops the partitions whose next record is not in an unverified log, and fetches the record before it
+    /// again from the others. From time to time, looks whether the start or end of any log is before the known one.
     fn check_watermarks(&mut self) {
         let now = Instant::now();
         let result = self.shared.lock().watermarks.take();
         let Some(CheckedWatermarks { checked, unanswered }) = result else {
-            if !self.is_checking_watermarks && self.check_watermarks_at.is_some_and(|at| at <= now)
-            {
-                self.is_checking_watermarks = true;
-                (self.check_watermarks_at, self.watermarks_checked_at) = (None, Some(now));
-                let mut requested = std::mem::take(&mut self.unanswered);
-                if requested.is_empty() {
-                    let state = self.shared.lock();
-                    let fetched = state.partitions.iter();
-                    requested.extend(fetched.map(|(key, it)| (key.clone(), it.assignment_number)));
-                }
-                self.requests.check_watermarks(requested);
+            if !self.is_checking_watermarks {
+                self.request_watermarks(now);
             }
             return;
         };
         self.is_checking_watermarks = false;
-        if !unanswered.is_empty() {
-            self.unanswered = unanswered;
-            self.check_watermarks_at = Some(now + CHECK_WATERMARKS_EVERY);
-        }
+        self.retry_unverified(unanswered, now);
         let remedy = self.settings().remedy();
         let mut state = self.shared.lock();
-        let mut is_current = false;
+        let mut must_assign = false;
         for (key, assignment_number, watermarks) in checked {
-            let Some(next) = state.owned(&key, assignment_number).map(|partition| partition.next())
-            else {
-                continue;
-            };
-            is_current = true;
-            if let Some(cause) = outside(next, watermarks, remedy) {
-                state.stop(key, cause);
+            let Some(partition) = state.owned(&key, assignment_number) else { continue };
+            let was_unverified = !partition.is_verified();
+            match partition.end_check(watermarks) {
+                Ok(true) => state.unverify(Some(&key.0), Some(key.1)),
+                Ok(false) => must_assign |= was_unverified,
+                Err(next) => {
+                    let cause = outside(next, watermarks, remedy);
+                    state.stop(key, cause.unwrap_or_default());
+                    must_assign = true;
+                }
             }
         }
         drop(state);
-        if is_current {
+        if must_assign {
             self.assign();
+        }
+    }
+
+    /// Requests the watermarks of unverified logs again whose leaders have not answered, and reports that.
+    fn retry_unverified(&mut self, unanswered: Vec<(PartitionKey, u64, KafkaError)>, now: Instant) {
+        let mut state = self.shared.lock();
+        let is_unverified = |(key, number, _): &(PartitionKey, u64, KafkaError)| {
+            state.owned(key, *number).is_some_and(|partition| !partition.is_verified())
+        };
+        let unverified: Vec<_> = unanswered.into_iter().filter(is_unverified).collect();
+        drop(state);
+        let Some(((topic, number), _, error)) = unverified.first() else { return };
+        self.check_watermarks_at = Some(now + CHECK_WATERMARKS_EVERY);
+        self.shared.fail(format!(
+            "expected the first and last offsets of all partitions, found {} errors, the first one: partition \
+             {number} of {topic}: {error}: they are requested again",
+            unverified.len()
+        ));
+    }
+
+    /// Requests the watermarks of unverified logs, or from time to time of all, if that is due.
+    fn request_watermarks(&mut self, now: Instant) {
+        let is_due = self.check_watermarks_at.is_some_and(|at| at <= now);
+        let is_periodic = now >= self.check_all_at;
+        if !is_due && !is_periodic {
+            return;
+        }
+        let mut state = self.shared.lock();
+        let due = state.partitions.iter_mut().filter_map(|(key, partition)| {
+            (partition.begin_check() || is_periodic)
+                .then(|| (key.clone(), partition.assignment_number))
+        });
+        let requested: Vec<_> = due.collect();
+        drop(state);
+        (self.check_watermarks_at, self.watermarks_checked_at) = (None, Some(now));
+        self.check_all_at = now + self.settings().idle_check_after;
+        if !requested.is_empty() {
+            self.is_checking_watermarks = true;
+            self.requests.check_watermarks(requested);
         }
     }
 
@@ -438,6 +502,8 @@ impl Poller {
         self.has_more = true;
         let assigned = list.and_then(|list| assign(&self.consumer, &list));
         if let Err(error) = assigned {
+            // Records of the earlier assignment must not pass for those that are fetched again.
+            self.shared.lock().unverify(None, None);
             return self.shared.fail(format!("expected an assignment, found an error: {error}"));
         }
         let mut state = self.shared.lock();

@@ -8,6 +8,7 @@ use hapax_core::Timestamp;
 use hapax_messages::{LogPosition, Message};
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _, Timestamp as KafkaTimestamp};
 
+use super::identity::RecordIdentity;
 use super::partition::Record;
 use super::state::PartitionKey;
 
@@ -54,8 +55,8 @@ pub(super) fn record(borrowed: &BorrowedMessage<'_>, origin: &Origin) -> Record 
         message = message.with_key(order_key(key));
     }
     message.headers = headers(borrowed);
-    let bytes = message.bytes();
-    Record { message, bytes, timestamp_ms, from: borrowed.offset(), is_redelivery: false }
+    let (bytes, identity) = (message.bytes(), RecordIdentity::of(&message, timestamp_ms));
+    Record { message, bytes, identity, from: borrowed.offset(), is_redelivery: false }
 }
 
 /// Prefix of an order key in base 16.

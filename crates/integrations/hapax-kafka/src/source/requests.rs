@@ -13,8 +13,8 @@ use tokio::runtime::Handle;
 use super::KafkaStartAt;
 use super::context::{Context, key, stored};
 use super::metadata::CommitMetadata;
-use super::partition::Commit;
-use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared, Watermarks};
+use super::partition::{Commit, Watermarks};
+use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared};
 
 /// Most partitions whose requests are in progress at the same time. A broker that does not answer delays the
 /// partitions of others by little.
@@ -244,7 +244,7 @@ impl Requests {
         Ok(Resolved { key, first, committed, position: Some(position), watermarks })
     }
 
-    /// Requests the watermarks of partitions, of which the client may have lost its offsets.
+    /// Requests the watermarks of partitions.
     pub(super) fn check_watermarks(&self, partitions: Vec<(PartitionKey, u64)>) {
         let this = self.clone();
         self.runtime.spawn(async move {
@@ -258,26 +258,17 @@ impl Requests {
                     (key, assignment_number, watermarks)
                 }
             };
-            let mut checks = stream::iter(partitions).map(check).buffer_unordered(CONCURRENT).boxed();
-            let (mut checked, mut first_error) = (CheckedWatermarks::default(), None);
+            let mut checks =
+                stream::iter(partitions).map(check).buffer_unordered(CONCURRENT).boxed();
+            let mut checked = CheckedWatermarks::default();
             while let Some((key, assignment_number, watermarks)) = checks.next().await {
                 match watermarks {
-                    Ok(Some(watermarks)) => checked.checked.push((key, assignment_number, watermarks)),
-                    Ok(None) => {}
-                    Err(error) => {
-                        first_error.get_or_insert_with(|| {
-                            format!("partition {} of {}: {error}", key.1, key.0)
-                        });
-                        checked.unanswered.push((key, assignment_number));
+                    Ok(Some(watermarks)) => {
+                        checked.checked.push((key, assignment_number, watermarks))
                     }
+                    Ok(None) => {}
+                    Err(error) => checked.unanswered.push((key, assignment_number, error)),
                 }
-            }
-            if let Some(first) = first_error {
-                this.shared.fail(format!(
-                    "expected the first and last offsets of all partitions, found {} errors, the first one: \
-                     {first}: they are requested again",
-                    checked.unanswered.len()
-                ));
             }
             this.shared.lock().watermarks = Some(checked);
             this.shared.wake_poller();

@@ -7,11 +7,11 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use hapax_messages::{AcquiredPosition, PositionStore};
-use rdkafka::error::KafkaResult;
+use rdkafka::error::{KafkaError, KafkaResult};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::partition::{Commit, Partition, PartitionLimits, Record};
+use super::partition::{Commit, Partition, PartitionLimits, Record, Watermarks};
 
 /// Topic and number of a partition.
 pub(super) type PartitionKey = (Arc<str>, i32);
@@ -60,7 +60,11 @@ pub(super) struct State {
     pub(super) is_committing: bool,
     /// Result of the last commit, until the polling thread reads it.
     pub(super) commit_result: Option<KafkaResult<()>>,
-    /// Watermarks that were requested after the client had lost offsets, until the polling thread reads them.
+    /// Whether a log is unverified, whose watermarks are to be requested.
+    has_unverified: bool,
+    /// Partitions that were stopped, and that the client still fetches.
+    must_assign: bool,
+    /// Watermarks that were requested, until the polling thread reads them.
     pub(super) watermarks: Option<CheckedWatermarks>,
     pub(super) is_closing: bool,
     pub(super) is_closed: bool,
@@ -71,9 +75,6 @@ pub(super) struct State {
     /// An error that no receiver has returned yet.
     error: Option<String>,
 }
-
-/// Offsets of the first record and of the end of a partition.
-pub(super) type Watermarks = (i64, i64);
 
 /// A partition whose first offset is known.
 #[derive(Debug)]
@@ -92,8 +93,8 @@ pub(super) struct Resolved {
 #[derive(Debug, Default)]
 pub(super) struct CheckedWatermarks {
     pub(super) checked: Vec<(PartitionKey, u64, Watermarks)>,
-    /// Partitions whose leaders have not answered.
-    pub(super) unanswered: Vec<(PartitionKey, u64)>,
+    /// Partitions whose leaders have not answered, and the errors.
+    pub(super) unanswered: Vec<(PartitionKey, u64, KafkaError)>,
 }
 
 /// A record and where it belongs.
@@ -365,6 +366,43 @@ impl State {
         Some((self.last_request, keys))
     }
 
+    /// Marks the log of a partition as unverified, or those of all partitions of a topic, or of all.
+    pub(super) fn unverify(&mut self, topic: Option<&str>, number: Option<i32>) {
+        for (key, partition) in &mut self.partitions {
+            let is_of = topic.is_none_or(|topic| *key.0 == *topic);
+            if is_of && number.is_none_or(|number| key.1 == number) {
+                tracing::debug!(
+                    topic = &*key.0,
+                    partition = key.1,
+                    "the identity of a log is checked"
+                );
+                partition.unverify();
+                self.has_unverified = true;
+            }
+        }
+    }
+
+    /// Stops the partitions of a topic that was created again. Those of which no record was received begin again.
+    pub(super) fn recreated(&mut self, topic: &str, cause: &str) {
+        self.unverify(Some(topic), None);
+        let received = self.partitions.iter().filter(|(key, it)| *key.0 == *topic && it.next() > 0);
+        let keys: Vec<_> = received.map(|(key, _)| key.clone()).collect();
+        for key in keys {
+            self.stop(key, cause.to_owned());
+            self.must_assign = true;
+        }
+    }
+
+    /// Returns whether a log became unverified since the last call.
+    pub(super) fn take_unverified(&mut self) -> bool {
+        std::mem::take(&mut self.has_unverified)
+    }
+
+    /// Returns whether partitions were stopped since the last call, which the client still fetches.
+    pub(super) fn take_stopped(&mut self) -> bool {
+        std::mem::take(&mut self.must_assign)
+    }
+
     /// Stops a partition, with the cause.
     pub(super) fn stop(&mut self, key: PartitionKey, cause: String) {
         let error = format!("the partition {} of {} is stopped: {cause}", key.1, key.0);
@@ -458,12 +496,13 @@ mod tests {
     fn paused_partition() -> (Shared, PartitionKey) {
         let (shared, key) = (Shared::default(), (Arc::from("orders"), 0));
         shared.set_poller();
-        let open = CommitMetadata::Open { end: 1, timestamp_ms: None };
+        let open = CommitMetadata::Open { end: 1, handled: None };
         let committed = Some(Commit { offset: 0, metadata: open });
         let limits = PartitionLimits { records: 1, bytes: usize::MAX, uncommitted: usize::MAX };
         let mut partition = Partition::new(limits, 1, 0, committed, (0, 0));
         let message = Message::new("kafka://orders", "x");
         partition.accept(0, Box::new(Record { message, bytes: 1, ..Record::default() })).unwrap();
+        partition.confirm();
         partition.deliver().unwrap();
         let mut state = shared.lock();
         state.partitions.insert(key.clone(), partition);

@@ -44,15 +44,25 @@ pub(crate) struct Committed {
 /// Starts a mock cluster, and connects to the cluster of `KAFKA_BOOTSTRAP` if it is set.
 pub(crate) async fn clusters(test: &str) -> Vec<Cluster> {
     let mut clusters = vec![Cluster::start()];
+    clusters.extend(real_cluster(test).await);
+    clusters
+}
+
+/// Connects to the cluster of `KAFKA_BOOTSTRAP`; `None` if it is not set.
+pub(crate) async fn real_cluster(test: &str) -> Option<Cluster> {
     match std::env::var("KAFKA_BOOTSTRAP") {
-        Ok(bootstrap) => clusters.push(Cluster::connect(&bootstrap, test).await),
+        Ok(bootstrap) => Some(Cluster::connect(&bootstrap, test).await),
         // Tests that pass print nothing else.
         Err(_) => {
             let line = format!("{test}: skipped on a real cluster: KAFKA_BOOTSTRAP is not set\n");
             std::io::stderr().write_all(line.as_bytes()).unwrap();
+            None
         }
     }
-    clusters
+}
+
+fn admin(bootstrap: &str) -> AdminClient<DefaultClientContext> {
+    ClientConfig::new().set("bootstrap.servers", bootstrap).create().expect("a client")
 }
 
 impl Cluster {
@@ -69,12 +79,24 @@ impl Cluster {
     /// Creates a topic in a real cluster.
     pub(crate) async fn connect(bootstrap: &str, test: &str) -> Self {
         let topic = format!("hapax-{test}-{}", std::process::id());
-        let admin: AdminClient<DefaultClientContext> =
-            ClientConfig::new().set("bootstrap.servers", bootstrap).create().expect("a client");
+        let admin = admin(bootstrap);
         let new = NewTopic::new(&topic, PARTITIONS, TopicReplication::Fixed(-1));
         let created = admin.create_topics([&new], &AdminOptions::new()).await;
         created.expect("the cluster of KAFKA_BOOTSTRAP")[0].as_ref().expect("a topic");
         Self::of(bootstrap.to_owned(), topic, None)
+    }
+
+    /// Deletes the topic of a real cluster, and creates it again after the time.
+    pub(crate) async fn create_again(&self, after: Duration) {
+        let (admin, options) = (admin(&self.bootstrap), AdminOptions::new());
+        let deleted = admin.delete_topics(&[&self.topic], &options).await;
+        deleted.expect("an answer")[0].as_ref().expect("it is deleted");
+        sleep(after).await;
+        let new = NewTopic::new(&self.topic, PARTITIONS, TopicReplication::Fixed(-1));
+        // A broker may delete a topic later than it answers.
+        while admin.create_topics([&new], &options).await.expect("an answer")[0].is_err() {
+            sleep(Duration::from_millis(100)).await;
+        }
     }
 
     fn of(bootstrap: String, topic: String, mock: Option<KafkaMock>) -> Self {
@@ -139,6 +161,13 @@ impl Cluster {
         element.set_offset(Offset::Offset(offset)).unwrap();
         element.set_metadata(metadata);
         self.reader.commit(&list, CommitMode::Sync).expect("the broker commits");
+    }
+
+    /// Uses another group from now on. The mock brokers accept no commit of another program for a group that had a member.
+    pub(crate) fn set_group(&mut self, group: &str) {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.bootstrap).set("group.id", group);
+        (self.group, self.reader) = (group.to_owned(), config.create().expect("a client"));
     }
 
     /// Calls the mock cluster, and returns after that.

@@ -2,5 +2,6 @@
 
 pub(crate) mod cluster;
 mod faults;
+mod recreated;
 mod source;
 mod suite;
