@@ -15,7 +15,8 @@ use tokio::time::{sleep, timeout};
 
 use self::key_queues::{KeyQueues, KeyTurn};
 use crate::handler::{MessageHandler, describe};
-use crate::inbox::{Attempts, Disposition, Finish, HoldCause, Inbox, Progress};
+use crate::id::MessageIdError;
+use crate::inbox::{Attempts, Disposition, Finish, FirstIds, HoldCause, Inbox, Progress};
 use crate::retention::{RECORD_BYTES, Retention};
 use crate::source::{Delivery, MessageSource};
 
@@ -258,6 +259,15 @@ impl ConsumerMonitor {
     pub fn stats(&self) -> ConsumerStats {
         self.shared.stats()
     }
+
+    /// Waits until the rules for ids count as wrong, and returns the error of the messages: none of the first ones has
+    /// an id. Does not end for an inbox without [`InboxBuilder::expect_ids`](crate::InboxBuilder::expect_ids).
+    pub async fn until_ids_are_missing(&self) -> MessageIdError {
+        match &self.shared.inbox.shared.first_ids {
+            Some(first_ids) => first_ids.until_missing().await,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// Compares the broker's limit of deliveries with the crashes after which a message is parked, and logs
@@ -332,7 +342,8 @@ pub(crate) async fn acquire_all(
 impl ConsumerState {
     fn stats(&self) -> ConsumerStats {
         let stats = self.counters.read(&self.memory);
-        ConsumerStats { store_is_down: !*self.store_is_up.borrow(), ..stats }
+        let without_id = self.inbox.shared.first_ids.as_ref().map_or(0, FirstIds::without);
+        ConsumerStats { store_is_down: !*self.store_is_up.borrow(), without_id, ..stats }
     }
 
     /// Receives messages, each driven by a task. Does not end by itself; a future that is dropped

@@ -160,6 +160,14 @@ impl DeadLetter {
         dead_letter_id(consumer, message_id, message)
     }
 
+    /// Returns the id under which the message of a dead letter without one is redriven. It is the same in each redrive, and
+    /// its dead letter is the one with the id `dead_letter`. Only the consumer of the dead letter finds it.
+    #[must_use]
+    pub fn redriven_id(consumer: &str, dead_letter: &[u8; 32], payload: &[u8]) -> MessageId {
+        let digest = redriven_digest(consumer, dead_letter, payload);
+        MessageId::from_digits(&format!("{REDRIVEN_ID}{}{}", hex(dead_letter), hex(&digest)))
+    }
+
     /// Sets the number of attempts.
     #[must_use]
     pub const fn attempts(mut self, attempts: u32) -> Self {
@@ -184,8 +192,29 @@ impl DeadLetter {
     /// Returns the id in hexadecimal digits.
     #[must_use]
     pub fn id_hex(&self) -> String {
-        self.id.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&self.id)
     }
+}
+
+/// Returns hexadecimal digits.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Prefix of the id of a message that was redriven under a new one.
+const REDRIVEN_ID: &str = "hapax-redriven-";
+
+fn redriven_digest(consumer: &str, dead_letter: &[u8; 32], payload: &[u8]) -> [u8; 32] {
+    let mut digest = Fingerprint::builder("hapax 1 redriven id");
+    digest.field(consumer.as_bytes()).field(dead_letter).field(payload);
+    *digest.finish().as_bytes()
+}
+
+/// Returns the dead letter from which a message without an id was redriven under this one, for `consumer`.
+fn dead_letter_of_new_id(consumer: &str, id: &MessageId, payload: &[u8]) -> Option<[u8; 32]> {
+    let digits = id.as_str().strip_prefix(REDRIVEN_ID)?;
+    let dead_letter = parse_hex(digits.as_bytes().get(..64)?)?;
+    (*id == DeadLetter::redriven_id(consumer, &dead_letter, payload)).then_some(dead_letter)
 }
 
 pub(crate) fn dead_letter_id(
@@ -193,6 +222,11 @@ pub(crate) fn dead_letter_id(
     message_id: Option<&MessageId>,
     message: &Message,
 ) -> [u8; 32] {
+    if let Some(id) = message_id
+        && let Some(dead_letter) = dead_letter_of_new_id(consumer, id, &message.payload)
+    {
+        return dead_letter;
+    }
     let mut digest = Fingerprint::builder("hapax 1 dead letter");
     digest.field(consumer.as_bytes());
     match message_id {
@@ -233,7 +267,11 @@ fn redriven(consumer: &str, message: &Message) -> Option<(MessageId, [u8; 32])> 
 }
 
 fn dead_letter_in_header(message: &Message) -> Option<[u8; 32]> {
-    let hex = message.header(DeadLetter::REDRIVE_HEADER)?;
+    parse_hex(message.header(DeadLetter::REDRIVE_HEADER)?)
+}
+
+/// Parses 64 hexadecimal digits.
+fn parse_hex(hex: &[u8]) -> Option<[u8; 32]> {
     let mut id = [0; 32];
     if hex.len() != 64 {
         return None;

@@ -33,8 +33,9 @@ impl FailureLog {
         failure: &MessageFailure,
     ) {
         let error = failure.text();
-        let is_rejected = matches!(failure, MessageFailure::Reject { .. });
-        let due = if is_rejected { None } else { self.count() };
+        let is_logged_elsewhere =
+            matches!(failure, MessageFailure::Reject { .. } | MessageFailure::Withdraw { .. });
+        let due = if is_logged_elsewhere { None } else { self.count() };
         match due {
             Some(others) => tracing::warn!(
                 consumer,

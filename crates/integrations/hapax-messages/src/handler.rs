@@ -45,6 +45,15 @@ pub enum MessageFailure {
         /// Cause, for operators.
         cause: FailureCause,
     },
+    /// The message was not handled because of a fault that is not its own, such as a wrong setting: it is to be
+    /// handled again, and the attempt does not count, so that it never becomes a dead letter by such failures alone. In
+    /// batch mode the attempt counts.
+    Withdraw {
+        /// Pause before the next attempt, at most [`Attempts::longest_pause`](crate::Attempts::longest_pause).
+        after: Duration,
+        /// Cause, for operators.
+        cause: FailureCause,
+    },
     /// The message may have been handled. It follows the policy for unknown outcomes.
     Unknown {
         /// Cause, for operators.
@@ -68,6 +77,11 @@ impl MessageFailure {
         Self::Reject { cause: cause.into() }
     }
 
+    /// Creates [`MessageFailure::Withdraw`].
+    pub fn withdraw_after(after: Duration, cause: impl Into<FailureCause>) -> Self {
+        Self::Withdraw { after, cause: cause.into() }
+    }
+
     /// Creates [`MessageFailure::Unknown`].
     pub fn unknown(cause: impl Into<FailureCause>) -> Self {
         Self::Unknown { cause: cause.into() }
@@ -77,9 +91,10 @@ impl MessageFailure {
     #[must_use]
     pub fn cause(&self) -> &(dyn StdError + 'static) {
         match self {
-            Self::Retry { cause, .. } | Self::Reject { cause } | Self::Unknown { cause } => {
-                &**cause
-            }
+            Self::Retry { cause, .. }
+            | Self::Reject { cause }
+            | Self::Withdraw { cause, .. }
+            | Self::Unknown { cause } => &**cause,
         }
     }
 

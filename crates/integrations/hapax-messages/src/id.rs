@@ -35,6 +35,11 @@ impl MessageId {
         Ok(Self(text.into()))
     }
 
+    /// Creates an id of a prefix and hexadecimal digits, which is valid.
+    pub(crate) fn from_digits(text: &str) -> Self {
+        Self(text.into())
+    }
+
     /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {

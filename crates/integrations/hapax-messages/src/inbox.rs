@@ -1,6 +1,8 @@
 //! Inboxes: each message of a consumer is handled once.
 
+mod disposition;
 mod ended;
+mod first_ids;
 mod process;
 mod record;
 
@@ -21,7 +23,9 @@ use crate::failures::FailureLog;
 use crate::id::{IdRules, MessageId};
 use crate::message::Message;
 
-pub(crate) use self::process::{Disposition, Finish, HoldCause, Progress};
+pub(crate) use self::disposition::{Disposition, Finish, HoldCause};
+pub(crate) use self::first_ids::FirstIds;
+pub(crate) use self::process::Progress;
 
 /// Number of attempts to handle a message, and the pauses between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -186,6 +190,7 @@ pub(crate) struct InboxState {
     dead_letters: Arc<dyn DeadLetterStore>,
     transactions: Option<TransactionBackend>,
     pub(crate) is_ordered: bool,
+    pub(crate) first_ids: Option<FirstIds>,
     failures: FailureLog,
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
@@ -215,6 +220,7 @@ impl Inbox {
             dead_letters: None,
             transactions: None,
             is_ordered: false,
+            expects_ids: false,
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemEntropy),
         }
@@ -261,6 +267,7 @@ pub struct InboxBuilder {
     dead_letters: Option<Arc<dyn DeadLetterStore>>,
     transactions: Option<TransactionBackend>,
     is_ordered: bool,
+    expects_ids: bool,
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
 }
@@ -350,6 +357,14 @@ impl InboxBuilder {
         self
     }
 
+    /// Holds the first messages, as long as no rule finds an id in any of them, instead of parking them: a rule is
+    /// probably wrong. [`ConsumerMonitor::until_ids_are_missing`](crate::ConsumerMonitor::until_ids_are_missing) ends
+    /// after ten of them, or 30 s. After the first message with an id, those without one are parked.
+    pub const fn expect_ids(mut self) -> Self {
+        self.expects_ids = true;
+        self
+    }
+
     /// Sets the clock that the age of messages is measured with. Default: the system's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -413,6 +428,7 @@ impl InboxBuilder {
             dead_letters,
             transactions: self.transactions,
             is_ordered: self.is_ordered,
+            first_ids: self.expects_ids.then(FirstIds::default),
             failures: FailureLog::default(),
             clock: self.clock,
             entropy: self.entropy,

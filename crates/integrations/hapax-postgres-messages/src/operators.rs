@@ -2,7 +2,7 @@
 //! its author and reason.
 
 use bytes::Bytes;
-use hapax_messages::DeadLetterReason;
+use hapax_messages::{DeadLetterReason, MessageId};
 use hapax_postgres_data::{SqlParameter, SqlRow, SqlValue};
 
 use crate::connections::ConnectCause;
@@ -26,6 +26,8 @@ const LIST: &str = "FROM hapax_dead_letters
 const LAST: &str = "SELECT coalesce(max(number), 0) FROM hapax_dead_letters";
 
 const REDRIVE: &str = "SELECT hapax_dead_letter_redrive($1, $2, $3)";
+const SET_MESSAGE_ID: &str =
+    "UPDATE hapax_dead_letters SET message_id = $2 WHERE id = $1 AND message_id IS NULL";
 const DROP: &str = "SELECT hapax_dead_letter_drop($1, $2, $3)::text";
 const REDRIVE_TO_OUTBOX: &str = "SELECT hapax_outbox_redrive($1)::text";
 
@@ -232,6 +234,21 @@ impl PgDeadLetterStore {
         let rows = self.run(REDRIVE, &parameters).await?;
         let number = rows.first().and_then(|row| row.first()).and_then(SqlValue::integer);
         Ok(number.and_then(|number| u64::try_from(number).ok()))
+    }
+
+    /// Gives the message of a dead letter without an id the one under which it is redriven
+    /// ([`DeadLetter::redriven_id`](hapax_messages::DeadLetter::redriven_id)). An id that it has stays.
+    ///
+    /// # Errors
+    /// The error of the connection or the server; it may have been given.
+    pub async fn set_message_id(
+        &self,
+        dead_letter: &[u8; 32],
+        id: &MessageId,
+    ) -> Result<(), ConnectCause> {
+        let parameters =
+            [SqlParameter::Bytes(Some(dead_letter)), SqlParameter::Text(Some(id.as_str()))];
+        self.run(SET_MESSAGE_ID, &parameters).await.map(drop)
     }
 
     /// Moves a dead letter of the outbox back to its position in the outbox. Returns whether it

@@ -168,4 +168,6 @@ pub use rejection::WebhookRejection;
 pub use scheme::{DeliveryIdLocation, HmacScheme, SignatureEncoding};
 pub use service::WebhookService;
 #[cfg(feature = "sink")]
-pub use sink::{RejectedStatuses, WebhookSink, WebhookSinkBuilder, WebhookSinkError};
+pub use sink::{
+    RejectedStatuses, UnexpectedResponse, WebhookSink, WebhookSinkBuilder, WebhookSinkError,
+};

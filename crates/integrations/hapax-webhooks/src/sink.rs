@@ -18,8 +18,8 @@ use http::uri::PathAndQuery;
 use http_body_util::BodyExt as _;
 
 pub use self::config::{WebhookSinkBuilder, WebhookSinkError};
-pub use self::response::RejectedStatuses;
 use self::response::ResponseClass;
+pub use self::response::{RejectedStatuses, UnexpectedResponse};
 use crate::secret::SigningSecrets;
 
 /// Publishes each message as a POST request to one URL, in the form of Standard Webhooks.
@@ -102,9 +102,11 @@ impl WebhookSink {
         };
         match ResponseClass::of(response.status(), self.rejected) {
             ResponseClass::Accepted => Ok(()),
-            ResponseClass::Rejected => Err(PublishError::rejected(response::describe(&response))),
+            ResponseClass::Rejected => {
+                Err(PublishError::rejected(UnexpectedResponse::new(&response)))
+            }
             ResponseClass::Retryable => Err(PublishError::NotAcknowledged {
-                source: response::describe(&response).into(),
+                source: UnexpectedResponse::new(&response).into(),
                 retry_after: response::retry_after(response.headers(), self.clock.now()),
             }),
         }

@@ -36,7 +36,8 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     let limits = &args.limits;
     let broker = broker_url(&args.source)?;
     let plan = SourcePlan::new(&broker.0, &args.source, &args.consumer, limits)?;
-    let service = Service::new(service_sink(&args).await?, limits.max_body, &attempts(limits));
+    let sink = service_sink(&args).await?;
+    let service = Service::new(sink, &args.to.0, limits.max_body, attempts(limits));
     let store = store_url(&args)?;
     let database = database_url(&args, &store)?;
     if limits.drain_timeout < limits.timeout {
@@ -76,17 +77,30 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     if let Some(listener) = listener {
         tokio::spawn(admin::serve(listener, monitor.clone()));
     }
+    let mut without_ids = None;
     consumer
         .run(async {
-            shutdown.requested().await;
-            tracing::info!("shutdown: waiting for requests in progress");
+            tokio::select! {
+                () = shutdown.requested() => {
+                    tracing::info!("shutdown: waiting for requests in progress");
+                }
+                error = monitor.consumer.until_ids_are_missing() => without_ids = Some(error),
+            }
         })
         .await;
     source.close().await;
     close(engine, opened, limits).await;
     let stats = monitor.consumer.stats();
     tracing::info!(handled = stats.handled, parked = stats.parked, "ended");
-    Ok(ExitCode::SUCCESS)
+    match without_ids {
+        None => Ok(ExitCode::SUCCESS),
+        Some(error) => Err(CliError::usage(format!(
+            "--id: {error} in any of the first messages ({}), which stay at the broker: name the header or property \
+             that has the id of a message (--id header:NAME, --id json:/POINTER), or what replaces it as the last \
+             rule (--id position, --id payload-hash)",
+            stats.without_id
+        ))),
+    }
 }
 
 /// Waits for the writes to the store, and closes it.
@@ -138,6 +152,7 @@ fn inbox(
     let mut inbox = Inbox::builder(&*args.consumer, engine.clone())
         // The service has one effect for an id.
         .reexecute()
+        .expect_ids()
         .lease(limits.lease)
         .retention(limits.retention)
         .attempts(attempts(limits))

@@ -1,6 +1,6 @@
 //! The identity of a log, by a record that was handled.
 //!
-//! The client tells neither the id of a topic nor whether its topic was created again. So the record before the next one
+//! The client returns neither the id of a topic nor whether it was created again. So the record before the next one
 //! is compared with what is known of it: timestamp and checksum.
 
 use std::fmt;
@@ -11,13 +11,13 @@ use hapax_messages::Message;
 /// Bytes of a payload that the checksum covers, beside its length: the polling thread computes it.
 const HASHED: usize = 4096;
 
-/// What is known of a record. [`Display`](fmt::Display) and [`parse`](Self::parse) give and read the text in the metadata
+/// Known properties of a record. [`Display`](fmt::Display) and [`parse`](Self::parse) give and read the text in the metadata
 /// of a commit: the timestamp in milliseconds, then the checksum in hexadecimal digits, unless it is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct RecordIdentity {
     /// In milliseconds; -1 if the record has none.
     pub(super) timestamp_ms: i64,
-    /// Of key, headers, and length and beginning of the payload. `None` if an earlier version has stored the identity, or it is of a position in a
+    /// Digest of key, headers, and length and beginning of the payload. `None` if an earlier version has stored the identity, or it is of a position in a
     /// database.
     pub(super) checksum: Option<u64>,
 }

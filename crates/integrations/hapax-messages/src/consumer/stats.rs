@@ -38,6 +38,9 @@ pub struct ConsumerStats {
     pub source_failures: u64,
     /// Time since the last of these errors; `None` if there was none, or a message was received since.
     pub source_failure_age: Option<Duration>,
+    /// Messages that are held because none of the first ones has an id; 0 once one had an id
+    /// ([`InboxBuilder::expect_ids`](crate::InboxBuilder::expect_ids)).
+    pub without_id: u64,
     /// Whether the store, or in batch mode the database, is unavailable: nothing is received.
     pub store_is_down: bool,
 }
@@ -98,6 +101,8 @@ impl Counters {
             HoldCause::InFlight | HoldCause::Unknown => &self.held_in_flight,
             HoldCause::Retry => &self.held_for_retry,
             HoldCause::Store | HoldCause::DeadLetters => &self.held_by_store,
+            // `FirstIds` counts the messages.
+            HoldCause::NoId => return,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
@@ -132,6 +137,7 @@ impl Counters {
             unacknowledged_bytes: memory.used() as u64,
             source_failures: read(&self.source_failures),
             source_failure_age: failed_at.map(|at| at.elapsed()),
+            without_id: 0,
             store_is_down: false,
         }
     }

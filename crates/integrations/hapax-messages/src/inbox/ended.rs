@@ -5,7 +5,8 @@ use hapax_core::store::Snapshot;
 use hapax_core::{FinishError, Lease, LeaseHandle};
 
 use super::InboxState;
-use super::process::{AFTER_OUTAGE, Disposition, HoldCause, IN_FLIGHT_PAUSE};
+use super::disposition::{Disposition, HoldCause};
+use super::process::{AFTER_OUTAGE, IN_FLIGHT_PAUSE};
 use crate::id::MessageId;
 
 /// Beginning of the checkpoint in the record of a message.

@@ -22,6 +22,7 @@ use hapax_core::{
     Reconciliation, Timestamp, Verdict,
 };
 
+use super::disposition::{Disposition, Finish, HoldCause};
 use super::ended::EndedAttempt;
 use super::record::{MessageRequest, outcome};
 use super::{Attempts, InboxState, MessageReconcileCall, OnTooOld, UnknownRule};
@@ -40,39 +41,8 @@ pub(super) const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(500);
 /// Pause before a message is processed again after an error of the store or of dead letters.
 pub(super) const AFTER_OUTAGE: Duration = Duration::from_secs(1);
 
-/// Result of processing a message.
-#[derive(Debug)]
-pub(crate) enum Disposition {
-    /// The message is acknowledged.
-    Finished(Finish),
-    /// The message is processed again after a pause.
-    Held(Duration, HoldCause),
-    /// The last owner of the message died: it is processed again, while no other message is.
-    Suspect,
-}
-
-/// Reasons for an acknowledgement.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Finish {
-    Handled,
-    Duplicate,
-    Parked(DeadLetterReason),
-}
-
-/// Reasons to hold a message.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum HoldCause {
-    /// A duplicate is in flight.
-    InFlight,
-    /// The handler failed.
-    Retry,
-    /// Whether the message was handled is unknown, or cannot be read from its record.
-    Unknown,
-    /// The store is unavailable.
-    Store,
-    /// The dead letter was not stored.
-    DeadLetters,
-}
+/// Pause before it is looked again whether a message has an id, while none had one.
+const NO_ID_PAUSE: Duration = Duration::from_millis(500);
 
 /// State of a delivery that is kept while it is held.
 #[derive(Debug, Default)]
@@ -91,6 +61,8 @@ pub(crate) struct Progress {
     withdrawn: Option<EndedAttempt>,
     /// Calls of the hook in which it could not say, since it last could.
     undecided: u32,
+    /// Whether the message is counted among the first ones, none of which has an id.
+    is_without_id: bool,
 }
 
 impl Progress {
@@ -148,8 +120,19 @@ impl InboxState {
         progress: &mut Progress,
     ) -> Disposition {
         let identity = match identity {
-            Ok(identity) => identity,
+            Ok(identity) => {
+                if let Some(first_ids) =
+                    self.first_ids.as_ref().filter(|_| identity.redriven.is_none())
+                {
+                    first_ids.found();
+                }
+                identity
+            }
             Err(error) => {
+                let first_ids = self.first_ids.as_ref();
+                if first_ids.is_some_and(|ids| ids.holds(error, &mut progress.is_without_id)) {
+                    return Disposition::Held(NO_ID_PAUSE, HoldCause::NoId);
+                }
                 let (message, reason) = (delivery.message(), DeadLetterReason::NoId);
                 return self.park(None, message, reason, 0, &error.to_string(), progress).await;
             }
@@ -529,6 +512,9 @@ impl Processing<'_> {
             return (ExecutionEnd::Rerun, self.retried(attempt, None));
         }
         self.inbox.failures.note(&self.inbox.consumer, &self.identity.id, attempt, &failure);
+        if let MessageFailure::Withdraw { after, .. } = failure {
+            return (ExecutionEnd::Withdraw, self.retried(attempt, Some(after)));
+        }
         let is_last = attempt >= self.inbox.attempts.max.get();
         let reason = match &failure {
             MessageFailure::Retry { after, .. } if !is_last => {
@@ -544,9 +530,9 @@ impl Processing<'_> {
                 return (ExecutionEnd::Abandon { seen: None }, self.retried(attempt, None));
             }
             MessageFailure::Reject { .. } => DeadLetterReason::Rejected,
-            MessageFailure::Retry { .. } | MessageFailure::Unknown { .. } => {
-                DeadLetterReason::Attempts
-            }
+            MessageFailure::Retry { .. }
+            | MessageFailure::Withdraw { .. }
+            | MessageFailure::Unknown { .. } => DeadLetterReason::Attempts,
         };
         // Until the dead letter is stored, the next claim of this process stores it without the
         // handler. Of another process, after a crash, the next claim executes, if attempts are

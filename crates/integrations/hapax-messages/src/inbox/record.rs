@@ -2,7 +2,7 @@
 
 use hapax_core::{Fingerprint, FingerprintScheme, OperationRequest, Outcome};
 
-use super::process::Finish;
+use super::disposition::Finish;
 use crate::message::Message;
 
 /// Name of the format of outcomes.

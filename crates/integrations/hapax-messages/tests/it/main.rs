@@ -11,6 +11,7 @@ mod claims;
 mod crashes;
 mod dead_letters;
 mod delays;
+mod faults;
 mod ids;
 mod lifecycle;
 mod memory;

@@ -1,5 +1,6 @@
 //! Responses of an endpoint to a message.
 
+use std::fmt;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -23,6 +24,35 @@ pub enum RejectedStatuses {
     /// Each 4xx except 408, 409, 425 and 429, which ask for another attempt.
     ClientErrors,
 }
+
+/// Error: the endpoint answered with another status than 2xx. It is the cause of the
+/// [`PublishError`](hapax_messages::PublishError).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnexpectedResponse {
+    status: StatusCode,
+    text: String,
+}
+
+impl UnexpectedResponse {
+    pub(super) fn new(response: &Response<Bytes>) -> Self {
+        Self { status: response.status(), text: describe(response) }
+    }
+
+    /// Returns the status.
+    #[must_use]
+    pub const fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+/// The status, and the beginning of the body in one line.
+impl fmt::Display for UnexpectedResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for UnexpectedResponse {}
 
 /// Class of a response, by its status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +88,7 @@ pub(super) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duratio
 }
 
 /// Describes a response to operators: its status, and the beginning of its body in one line.
-pub(super) fn describe(response: &Response<Bytes>) -> String {
+fn describe(response: &Response<Bytes>) -> String {
     let status = response.status();
     let text = String::from_utf8_lossy(response.body());
     let words: Vec<_> = text.split(|it: char| it.is_whitespace() || it.is_control()).collect();

@@ -22,9 +22,11 @@ use crate::store::RequiredStoreArg;
 /// service checks that id, or is behind `hapax gateway`.
 ///
 /// A 2xx accepts the message. After 408, 409, 425, 429, a status that is no 4xx, or no answer, the
-/// message is posted again, not before Retry-After. After another 4xx it becomes a dead letter, and
-/// so does one whose attempts are exhausted: `hapax messages` lists, redrives and drops it. Messages
-/// with one order key are posted in their order; those behind a dead letter become dead letters too.
+/// message is posted again, not before Retry-After. So it is after 401, 403, 404, 405, 406 and 415,
+/// which a wrong path or secret causes: until the service has accepted a message, without end, and
+/// then ten times. After another 4xx it becomes a dead letter, and so does one whose attempts are
+/// exhausted: `hapax messages` lists, redrives and drops it. Messages with one order key are posted
+/// in their order; those behind a dead letter become dead letters too.
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER)]
 pub(crate) struct ConsumeArgs {
@@ -63,7 +65,8 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, value_name = "PATH")]
     pub(super) to_ca: Option<PathBuf>,
     /// Rule for the id of a message: header:NAME, cloudevents, json:/POINTER,…, position or
-    /// payload-hash. May be repeated: the first one that applies gives the id [default:
+    /// payload-hash. May be repeated: the first one that applies gives the id. The command ends with an
+    /// error if none applies to any of the first messages: ten, or those of half a minute [default:
     /// header:message-id, then cloudevents]
     #[arg(long = "id", value_name = "RULE", value_parser = id_rule)]
     pub(super) ids: Vec<IdRule>,

@@ -94,8 +94,10 @@ impl Observed for ConsumeMonitor {
     }
 
     fn unready(&self) -> Option<String> {
+        let (failing, deployment_error) =
+            (self.service.failing_for(), self.service.deployment_error());
         let stopped = self.source.stopped_partitions();
-        unready(&self.consumer.stats(), self.service.failing_for(), stopped)
+        unready(&self.consumer.stats(), failing, deployment_error.as_deref(), stopped)
     }
 }
 
@@ -103,6 +105,7 @@ impl Observed for ConsumeMonitor {
 fn unready(
     stats: &ConsumerStats,
     failing_for: Option<Duration>,
+    deployment_error: Option<&str>,
     stopped_partitions: usize,
 ) -> Option<String> {
     if stats.store_is_down {
@@ -115,6 +118,15 @@ fn unready(
     if let Some(age) = stats.source_failure_age.filter(|age| *age < LATE) {
         return Some(format!("the broker returned an error {} s ago\n", age.as_secs()));
     }
+    if let Some(deployment_error) = deployment_error {
+        return Some(format!("{deployment_error}\n"));
+    }
+    if stats.without_id > 0 {
+        return Some(format!(
+            "messages without an id by --id: {}, and none with one yet\n",
+            stats.without_id
+        ));
+    }
     let failing = failing_for.filter(|time| *time >= LATE)?;
     Some(format!("the service has accepted no message for {} s\n", failing.as_secs()))
 }
@@ -125,7 +137,8 @@ mod tests {
 
     #[test]
     fn a_consumer_without_store_broker_or_service_is_not_ready() {
-        let of = |stats: &ConsumerStats, failing| unready(stats, failing, 0).unwrap_or_default();
+        let of =
+            |stats: &ConsumerStats, failing| unready(stats, failing, None, 0).unwrap_or_default();
         let mut stats = ConsumerStats::default();
         assert_eq!(of(&stats, None), "");
         assert_eq!(of(&stats, Some(LATE / 2)), "");
@@ -135,7 +148,11 @@ mod tests {
         stats.source_failure_age = Some(LATE / 2);
         assert_eq!(of(&stats, None), "the broker returned an error 30 s ago\n");
         let stopped = "stopped partitions: 2; the log has the cause\n";
-        assert_eq!(unready(&stats, None, 2).unwrap(), stopped);
+        assert_eq!(unready(&stats, None, None, 2).unwrap(), stopped);
+        stats.source_failure_age = None;
+        stats.without_id = 3;
+        assert_eq!(of(&stats, None), "messages without an id by --id: 3, and none with one yet\n");
+        assert_eq!(unready(&stats, None, Some("404"), 0).unwrap(), "404\n");
         stats.store_is_down = true;
         assert_eq!(of(&stats, None), "the store is unavailable\n");
     }

@@ -1,16 +1,18 @@
 //! The service to which messages are posted.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_core::{Backoff, SystemEntropy};
 use hapax_messages::{
-    Attempts, MessageExecution, MessageFailure, MessageHandler, MessageSink as _, OutgoingMessage,
-    PublishError,
+    Attempts, MessageExecution, MessageFailure, MessageHandler, MessageId, MessageSink as _,
+    OutgoingMessage, PublishError,
 };
-use hapax_webhooks::WebhookSink;
+use hapax_webhooks::{UnexpectedResponse, WebhookSink};
+use http::StatusCode;
 use tokio::time::Instant;
 
 use crate::exit::with_causes;
@@ -18,6 +20,12 @@ use crate::messages::destination;
 
 /// Time between two warnings about a service that accepts nothing.
 const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// Tries with a status of [`DeploymentStatus`] after which a message becomes a dead letter, once the service has accepted one.
+const REJECTED_TRIES: u32 = 10;
+
+/// Most messages whose tries are counted. With more of them the counts begin again.
+const COUNTED: usize = 4096;
 
 /// Prefixes of the attributes of a CloudEvent in the bindings of brokers.
 const CLOUD_EVENTS: [&str; 3] = ["cloudEvents:", "cloudEvents_", "ce_"];
@@ -31,30 +39,89 @@ pub(super) struct Service {
 #[derive(Debug)]
 struct ServiceState {
     sink: WebhookSink,
+    /// For the log: without a query, which may have a secret.
+    url: String,
     max_body: NonZeroUsize,
-    backoff: Backoff,
-    failing: Mutex<Failing>,
+    attempts: Attempts,
+    health: Mutex<Health>,
 }
 
-/// Attempts without an answer, or with the answer to try again, since the service last accepted a
-/// message.
+/// Known state of the service.
 #[derive(Debug, Default)]
-struct Failing {
-    since: Option<Instant>,
+struct Health {
+    /// Whether it has accepted a message.
+    has_accepted: bool,
+    /// The last status of a [`DeploymentStatus`], since it last accepted a message.
+    status: Option<DeploymentStatus>,
+    /// Tries of messages with such a status, since it first accepted one.
+    rejected: HashMap<MessageId, u32>,
+    /// First of the attempts that failed, since it last accepted a message.
+    failing_since: Option<Instant>,
     warned_at: Option<Instant>,
 }
 
+/// A status that says that requests do not reach what handles them: path, method, credentials or media type are wrong.
+/// Every message gets it after a mistake in a deployment, so that no message becomes a dead letter before the service
+/// has accepted one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct DeploymentStatus(StatusCode);
+
+impl DeploymentStatus {
+    fn of(cause: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        Self::of_status(cause.downcast_ref::<UnexpectedResponse>()?.status())
+    }
+
+    fn of_status(status: StatusCode) -> Option<Self> {
+        matches!(status.as_u16(), 401 | 403..=406 | 415).then_some(Self(status))
+    }
+
+    /// Returns what an operator checks.
+    fn advice(self) -> &'static str {
+        match self.0.as_u16() {
+            401 | 403 => {
+                "check --signing-secret-file, and which credentials the service, or a proxy in front of it, requires"
+            }
+            404 => "check the path and the host of --to",
+            405 => "check the path of --to, and that it accepts POST",
+            _ => {
+                "check which content types the service accepts and produces: that of a message is its header \
+                 content-type, else application/json or application/octet-stream"
+            }
+        }
+    }
+}
+
 impl Service {
-    pub(super) fn new(sink: WebhookSink, max_body: NonZeroUsize, attempts: &Attempts) -> Self {
-        let backoff = Backoff::new(attempts.first_pause, attempts.longest_pause);
-        let failing = Mutex::default();
-        Self { shared: Arc::new(ServiceState { sink, max_body, backoff, failing }) }
+    /// Creates the service at `url`.
+    pub(super) fn new(
+        sink: WebhookSink,
+        url: &str,
+        max_body: NonZeroUsize,
+        attempts: Attempts,
+    ) -> Self {
+        let url = url.split(['?', '#']).next().unwrap_or_default().to_owned();
+        let health = Mutex::default();
+        Self { shared: Arc::new(ServiceState { sink, url, max_body, attempts, health }) }
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.shared.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the time since the first attempt that failed, if none was accepted after it.
     pub(super) fn failing_for(&self) -> Option<Duration> {
-        let failing = self.shared.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        failing.since.map(|since| since.elapsed())
+        self.health().failing_since.map(|since| since.elapsed())
+    }
+
+    /// Returns why the service gets no message, if it answers with such a status and has accepted none.
+    pub(super) fn deployment_error(&self) -> Option<String> {
+        let health = self.health();
+        let status = health.status.filter(|_| !health.has_accepted)?;
+        Some(format!(
+            "the service has accepted no message yet, and answers {}: {}",
+            status.0,
+            status.advice()
+        ))
     }
 
     /// Posts a message. Dropping the future closes the connection, as a crash does: the service may
@@ -69,13 +136,25 @@ impl Service {
         }
         match self.shared.sink.publish(&outgoing(&execution)).await {
             Ok(()) => {
-                self.accepted();
+                self.accepted(execution.id());
                 Ok(())
             }
-            Err(PublishError::Rejected(cause)) => Err(MessageFailure::reject(cause)),
+            Err(PublishError::Rejected(cause)) => match DeploymentStatus::of(&*cause) {
+                Some(status) => {
+                    let text = with_causes(&*cause);
+                    Err(match self.rejected(status, execution.id(), &text) {
+                        RejectedMessage::Withdrawn(after) => {
+                            MessageFailure::withdraw_after(after, cause)
+                        }
+                        RejectedMessage::Retried => MessageFailure::retry(cause),
+                        RejectedMessage::Parked => MessageFailure::reject(cause),
+                    })
+                }
+                None => Err(MessageFailure::reject(cause)),
+            },
             Err(PublishError::NotAcknowledged { source, retry_after }) => {
                 self.failed(&with_causes(&*source));
-                let own = || self.shared.backoff.pause(execution.attempt(), &SystemEntropy);
+                let own = || self.shared.backoff().pause(execution.attempt(), &SystemEntropy);
                 let after = retry_after.map(|after| after.max(own()));
                 Err(MessageFailure::Retry { after, cause: source })
             }
@@ -84,22 +163,89 @@ impl Service {
         }
     }
 
-    fn accepted(&self) {
-        let mut failing = self.shared.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        if failing.warned_at.is_some() {
+    fn accepted(&self, id: &MessageId) {
+        let mut health = self.health();
+        if health.warned_at.is_some() {
             tracing::info!("the service accepts messages again");
         }
-        *failing = Failing::default();
+        health.has_accepted = true;
+        health.rejected.remove(id);
+        (health.status, health.failing_since, health.warned_at) = (None, None, None);
     }
 
     fn failed(&self, error: &str) {
-        let mut failing = self.shared.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        failing.since.get_or_insert(now);
-        if failing.warned_at.is_none_or(|at| now.duration_since(at) >= WARN_EVERY) {
-            failing.warned_at = Some(now);
+        if self.health().is_warning_due() {
             tracing::warn!(error, "the service did not accept a message: it is posted again later");
         }
+    }
+
+    /// Notes such a status for a message, and decides about the message.
+    fn rejected(&self, status: DeploymentStatus, id: &MessageId, error: &str) -> RejectedMessage {
+        let mut health = self.health();
+        health.status = Some(status);
+        if health.is_warning_due() {
+            let then = match health.has_accepted {
+                true => "a message becomes a dead letter after ten tries with such a status",
+                false => {
+                    "no message becomes a dead letter for it before the service has accepted one"
+                }
+            };
+            let (url, advice) = (&*self.shared.url, status.advice());
+            let status = status.0.as_u16();
+            tracing::warn!(url, status, error, "the service rejects messages: {advice}; {then}");
+        }
+        if !health.has_accepted {
+            let failing = health.failing_since.map(|since| since.elapsed()).unwrap_or_default();
+            return RejectedMessage::Withdrawn(self.shared.pause(failing));
+        }
+        if health.rejected.len() >= COUNTED && !health.rejected.contains_key(id) {
+            health.rejected.clear();
+        }
+        let tries = health.rejected.entry(id.clone()).or_default();
+        *tries += 1;
+        if *tries < REJECTED_TRIES {
+            return RejectedMessage::Retried;
+        }
+        health.rejected.remove(id);
+        RejectedMessage::Parked
+    }
+}
+
+/// Effect of a [`DeploymentStatus`] on its message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum RejectedMessage {
+    /// Posted again after the time; the attempt does not count.
+    Withdrawn(Duration),
+    /// Posted again.
+    Retried,
+    /// Made a dead letter.
+    Parked,
+}
+
+impl ServiceState {
+    fn backoff(&self) -> Backoff {
+        Backoff::new(self.attempts.first_pause, self.attempts.longest_pause)
+    }
+
+    /// Returns the pause of a message after an attempt that does not count. It grows with the time for which the service
+    /// fails, as that of counted attempts does.
+    fn pause(&self, failing: Duration) -> Duration {
+        let first = self.attempts.first_pause.max(Duration::from_millis(1));
+        let doubled = failing.as_millis() / first.as_millis();
+        self.backoff().pause(u128::BITS - doubled.leading_zeros() + 1, &SystemEntropy)
+    }
+}
+
+impl Health {
+    /// Notes a failed attempt. Returns whether a warning is due.
+    fn is_warning_due(&mut self) -> bool {
+        let now = Instant::now();
+        self.failing_since.get_or_insert(now);
+        let is_due = self.warned_at.is_none_or(|at| now.duration_since(at) >= WARN_EVERY);
+        if is_due {
+            self.warned_at = Some(now);
+        }
+        is_due
     }
 }
 
@@ -131,6 +277,58 @@ fn http_name(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    async fn service() -> Service {
+        let url = "http://127.0.0.1:1/orders?token=hidden";
+        let sink = WebhookSink::builder(url).build().await.unwrap();
+        Service::new(sink, url, NonZeroUsize::MAX, Attempts::default())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_a_deployment_rejects_is_parked_after_ten_tries_once_the_service_has_accepted_one()
+     {
+        let service = service().await;
+        let [one, two] = ["m-1", "m-2"].map(|id| MessageId::new(id).unwrap());
+        let status = DeploymentStatus(StatusCode::NOT_FOUND);
+        for _ in 0..100 {
+            let rejected = service.rejected(status, &one, "404");
+            assert!(matches!(rejected, RejectedMessage::Withdrawn(_)), "{rejected:?}");
+            tokio::time::advance(Duration::from_secs(60)).await;
+        }
+        let reason = service.deployment_error().unwrap();
+        assert!(reason.contains("404 Not Found: check the path and the host of --to"), "{reason}");
+        service.accepted(&two);
+        assert_eq!(service.deployment_error(), None);
+        for _ in 1..REJECTED_TRIES {
+            assert_eq!(service.rejected(status, &one, "404"), RejectedMessage::Retried);
+        }
+        assert_eq!(service.rejected(status, &two, "404"), RejectedMessage::Retried);
+        assert_eq!(service.rejected(status, &one, "404"), RejectedMessage::Parked);
+        assert_eq!(service.deployment_error(), None, "the service is known to accept messages");
+        assert!(!service.shared.url.contains("hidden"));
+    }
+
+    #[tokio::test]
+    async fn the_bound_of_a_pause_grows_with_the_time_of_failure_up_to_the_longest_one() {
+        let service = service().await;
+        let longest = |failing: u64| {
+            let pauses = (0..200).map(|_| service.shared.pause(Duration::from_secs(failing)));
+            pauses.max().unwrap_or_default()
+        };
+        for (failing, bound) in [(0, 1), (1, 2), (10, 16), (100, 128), (100_000, 300)] {
+            let (longest, bound) = (longest(failing), Duration::from_secs(bound));
+            assert!(longest <= bound && longest > bound / 2, "{failing} s: {longest:?}");
+        }
+    }
+
+    #[test]
+    fn statuses_about_the_deployment_are_of_the_deployment_and_those_about_the_message_are_not() {
+        let is_of_deployment = |status: u16| {
+            DeploymentStatus::of_status(StatusCode::from_u16(status).unwrap()).is_some()
+        };
+        let found: Vec<_> = (400..500).filter(|status| is_of_deployment(*status)).collect();
+        assert_eq!(found, [401, 403, 404, 405, 406, 415]);
+    }
 
     #[test]
     fn attributes_of_cloud_events_have_their_names_of_http() {

@@ -84,8 +84,8 @@ pub(super) enum MessagesCommand {
 /// which is not selected is not redriven, and the command fails. Those that are not selected stay, and
 /// their order keys stay blocked. Messages with a selected order key that arrive meanwhile are parked;
 /// they are redriven too, unless they are behind one that stays. At a dead letter with the reason
-/// mismatch or no-id the command ends with an error: publish that message under an id of its own, and
-/// drop the dead letter. Dead letters of the outbox are moved back to it, and need no --to. The command
+/// mismatch the command ends with an error: publish that message under an id of its own, and drop the
+/// dead letter; so it does at one with the reason no-id without --new-id. Dead letters of the outbox are moved back to it, and need no --to. The command
 /// may be interrupted and run again.
 #[derive(Debug, Args)]
 pub(super) struct RedriveArgs {
@@ -117,6 +117,11 @@ pub(super) struct RedriveArgs {
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
     pub(super) secret_file: Option<PathBuf>,
+    /// Redrive a dead letter without an id under a new one, which is made of the dead letter: it is the
+    /// same each time. Other consumers of the subject handle the message under this id too. A producer
+    /// that published the message twice has two such messages
+    #[arg(long)]
+    pub(super) new_id: bool,
     /// Time that the consumer may take to handle a message with an order key, before the next is
     /// redriven
     #[arg(long, value_name = "DUR", default_value = "60s", value_parser = crate::duration)]

@@ -57,6 +57,8 @@ struct Redrive {
     records: Option<(Idempotency, OpenStore)>,
     /// Whether the store is a file, so that no consumer runs.
     is_file: bool,
+    /// Whether a message without an id gets one.
+    new_id: bool,
     wait: Duration,
     reason: String,
 }
@@ -96,6 +98,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
             }
             None => None,
         },
+        new_id: args.new_id,
         wait: args.wait,
         reason: args.reason,
     };
@@ -300,13 +303,13 @@ impl Redrive {
                  amqp://HOST or kafka://HOST",
             ));
         };
-        let Some(id) = &dead_letter.message_id else {
+        if dead_letter.message_id.is_none() && !self.new_id {
             return Err(CliError::no(format!(
-                "{}: expected a message with an id, found none: publish it with an id and drop the \
-                 dead letter",
+                "{}: expected a message with an id, found none: add --new-id to redrive it under a new one, or publish \
+                 it with an id and drop the dead letter",
                 &hex[..12]
             )));
-        };
+        }
         if dead_letter.reason == DeadLetterReason::Mismatch.as_str() {
             return Err(CliError::no(format!(
                 "{}: expected a message with an id of its own, found that of another message, which \
@@ -314,9 +317,18 @@ impl Redrive {
                 &hex[..12]
             )));
         }
-        let id = MessageId::new(id).map_err(CliError::no)?;
         let contents = self.dead_letters.contents(&dead_letter.id).await.map_err(unavailable)?;
         let contents = contents.ok_or_else(|| gone(&hex))?;
+        let id = match &dead_letter.message_id {
+            Some(id) => MessageId::new(id).map_err(CliError::no)?,
+            None => {
+                let (consumer, letter) = (&*dead_letter.consumer, &dead_letter.id);
+                let id = DeadLetter::redriven_id(consumer, letter, &contents.payload);
+                // Before the message is published: its consumer finds the dead letter by this id.
+                self.dead_letters.set_message_id(letter, &id).await.map_err(unavailable)?;
+                id
+            }
+        };
         let number = self.begin(dead_letter).await?;
         let released = self.release(&dead_letter.consumer, &id).await?;
         let destination = super::redrive_destination(&dead_letter.origin);

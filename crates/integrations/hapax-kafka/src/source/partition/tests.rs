@@ -255,7 +255,7 @@ fn an_unverified_log_is_neither_delivered_nor_committed_until_the_last_record_is
         partition.accept(offset, record(offset)).unwrap();
     }
     let (first, _) = deliver_one(&mut partition).unwrap();
-    // It was added after the error of which the client has not told yet.
+    // It was added after the error that the client has not reported yet.
     partition.accept(3, record(3)).unwrap();
     partition.unverify();
     partition.acknowledge(first, 10);

@@ -201,10 +201,15 @@ impl BatchState {
         let is_last = attempt >= self.attempts.max.get();
         let (reason, after) = match failure {
             MessageFailure::Reject { .. } => (Some(DeadLetterReason::Rejected), None),
-            MessageFailure::Retry { .. } | MessageFailure::Unknown { .. } if is_last => {
+            MessageFailure::Retry { .. }
+            | MessageFailure::Withdraw { .. }
+            | MessageFailure::Unknown { .. }
+                if is_last =>
+            {
                 (Some(DeadLetterReason::Attempts), None)
             }
             MessageFailure::Retry { after, .. } => (None, *after),
+            MessageFailure::Withdraw { after, .. } => (None, Some(*after)),
             MessageFailure::Unknown { .. } => (None, None),
         };
         if let Some(reason) = reason {

@@ -71,7 +71,7 @@ pub(super) async fn lose_no_message_and_keep_the_order_of_keys(
                 match (key, number % 4) {
                     ("a", 1) => service.reply(&id, &[Reply::Status(409, "0")]),
                     ("b", 0) => service.reply(&id, &[Reply::Status(503, "0")]),
-                    ("c", _) if number == 6 => service.reply(&id, &[Reply::Rejected(404)]),
+                    ("c", _) if number == 6 => service.reply(&id, &[Reply::Rejected(422)]),
                     _ => {}
                 }
                 let destination = flags.destination;

@@ -1,5 +1,6 @@
 //! `hapax consume` with a real broker, stores in a file and in PostgreSQL, and a service that checks ids.
 
+mod faults;
 mod python;
 
 use std::collections::BTreeSet;
@@ -202,7 +203,7 @@ async fn messages_of_an_order_key_are_posted_in_order_by_consumers_that_are_kill
                     ("a", 1) => service.reply(&id, &[Reply::Status(409, "0")]),
                     ("b", 2) => service.reply(&id, &[Reply::Late, Reply::Status(500, "0")]),
                     ("b", 0) => service.reply(&id, &[Reply::Status(503, "0")]),
-                    ("c", _) if number == 5 => service.reply(&id, &[Reply::Rejected(404)]),
+                    ("c", _) if number == 5 => service.reply(&id, &[Reply::Rejected(422)]),
                     _ => {}
                 }
                 consume.publish(&id, Some(key), None).await;
@@ -218,7 +219,7 @@ async fn messages_of_an_order_key_are_posted_in_order_by_consumers_that_are_kill
     let parked = format!("c-005 rejected{}", behind.collect::<String>());
     assert_eq!(consume.dead_letters().await, parked);
     let shown = blocking(|| ok(&["messages", "list", "--database", &url]));
-    assert!(shown.contains("found 404 Not Found: no such order"), "{shown}");
+    assert!(shown.contains("found 422 Unprocessable Entity: no such order"), "{shown}");
 
     service.reply("c-005", &[]);
     let broker = consume.world.broker.url();
