@@ -263,10 +263,7 @@ impl ConsumerMonitor {
     /// Waits until the rules for ids count as wrong, and returns the error of the messages: none of the first ones has
     /// an id. Does not end for an inbox without [`InboxBuilder::expect_ids`](crate::InboxBuilder::expect_ids).
     pub async fn until_ids_are_missing(&self) -> MessageIdError {
-        match &self.shared.inbox.shared.first_ids {
-            Some(first_ids) => first_ids.until_missing().await,
-            None => std::future::pending().await,
-        }
+        FirstIds::until_missing(self.shared.inbox.shared.first_ids.as_ref()).await
     }
 }
 

@@ -24,7 +24,7 @@ use crate::id::{IdRules, MessageId};
 use crate::message::Message;
 
 pub(crate) use self::disposition::{Disposition, Finish, HoldCause};
-pub(crate) use self::first_ids::FirstIds;
+pub(crate) use self::first_ids::{FirstIds, NO_ID_PAUSE};
 pub(crate) use self::process::Progress;
 
 /// Number of attempts to handle a message, and the pauses between them.

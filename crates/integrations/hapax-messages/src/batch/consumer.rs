@@ -25,13 +25,13 @@ use crate::consumer::{
 use crate::dead_letter::{DeadLetter, DeadLetterReason, MISMATCH, identify};
 use crate::failures::FailureLog;
 use crate::handler::describe;
-use crate::id::{IdRules, MessageId};
-use crate::inbox::{Attempts, Finish, HoldCause, OnTooOld};
+use crate::id::{IdRules, MessageId, MessageIdError};
+use crate::inbox::{Attempts, Finish, FirstIds, HoldCause, OnTooOld};
 use crate::retention::Retention;
 use crate::source::{Delivery, MessageSource};
 
 /// The id of a message and that of the dead letter from which it was redriven, or why it has no id.
-type Identified = Result<(MessageId, Option<[u8; 32]>), String>;
+type Identified = Result<(MessageId, Option<[u8; 32]>), MessageIdError>;
 
 /// Pause after an error of the source or the database.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
@@ -61,6 +61,7 @@ struct BatchState {
     inbox: Arc<dyn BatchInbox>,
     source: Arc<dyn MessageSource>,
     ids: IdRules,
+    first_ids: Option<FirstIds>,
     attempts: Attempts,
     on_too_old: OnTooOld,
     limits: BatchConsumerLimits,
@@ -91,7 +92,7 @@ impl BatchConsumer {
         source: Arc<dyn MessageSource>,
         options: BatchOptions,
     ) -> Result<Self, BatchConsumerError> {
-        let BatchOptions { ids, attempts, on_too_old, limits } = options;
+        let BatchOptions { ids, attempts, on_too_old, expect_ids, limits } = options;
         if ids.is_empty() {
             return Err(BatchConsumerError::NoIdRules);
         }
@@ -139,6 +140,7 @@ impl BatchConsumer {
             inbox,
             source,
             ids,
+            first_ids: expect_ids.then(FirstIds::default),
             attempts,
             on_too_old,
             limits,
@@ -201,7 +203,14 @@ impl BatchMonitor {
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
         let stats = self.shared.counters.read(&self.shared.memory);
-        ConsumerStats { store_is_down: !*self.shared.database_is_up.borrow(), ..stats }
+        let without_id = self.shared.first_ids.as_ref().map_or(0, FirstIds::without);
+        ConsumerStats { store_is_down: !*self.shared.database_is_up.borrow(), without_id, ..stats }
+    }
+
+    /// Waits until the rules for ids count as wrong, and returns the error of the messages: none of the first ones has
+    /// an id. Does not end without [`BatchOptions::expect_ids`].
+    pub async fn until_ids_are_missing(&self) -> MessageIdError {
+        FirstIds::until_missing(self.shared.first_ids.as_ref()).await
     }
 }
 
@@ -252,7 +261,10 @@ impl BatchState {
         let identify = |(delivery, (slot, memory)): (Arc<dyn Delivery>, _)| {
             let slot = self.counters.received(slot, memory);
             let identified = identify(self.inbox.consumer(), &self.ids, delivery.message());
-            (identified.map_err(|error| error.to_string()), delivery, slot)
+            if let (Some(first_ids), Ok((_, None))) = (&self.first_ids, &identified) {
+                first_ids.found();
+            }
+            (identified, delivery, slot)
         };
         received.into_iter().zip(slots).map(identify).collect()
     }
@@ -379,7 +391,7 @@ impl BatchState {
     async fn drive_without_id(
         self: Arc<Self>,
         delivery: Arc<dyn Delivery>,
-        error: String,
+        error: MessageIdError,
         _slot: Slot,
     ) {
         let held = vec![Arc::downgrade(&delivery)];

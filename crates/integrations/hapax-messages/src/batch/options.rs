@@ -48,6 +48,9 @@ pub struct BatchOptions {
     pub attempts: Attempts,
     /// Action for messages that are older than the retention of ids; none in positions mode.
     pub on_too_old: OnTooOld,
+    /// Holds the first messages, as long as no rule finds an id in any of them, as
+    /// [`InboxBuilder::expect_ids`](crate::InboxBuilder::expect_ids) does. Default: false.
+    pub expect_ids: bool,
     /// Limits.
     pub limits: BatchConsumerLimits,
 }

@@ -14,6 +14,9 @@ const MESSAGES: u64 = 10;
 /// Time after the first of these messages, after which the rules count as wrong too.
 const TIME: Duration = Duration::from_secs(30);
 
+/// Pause before it is looked again whether a message has an id, while none had one.
+pub(crate) const NO_ID_PAUSE: Duration = Duration::from_millis(500);
+
 /// Whether a message with an id was received, and how many without one were before it.
 #[derive(Debug, Default)]
 pub(crate) struct FirstIds {
@@ -31,13 +34,13 @@ struct State {
 
 impl FirstIds {
     /// Notes that a message has an id.
-    pub(super) fn found(&self) {
+    pub(crate) fn found(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.is_found = true;
     }
 
     /// Returns whether a message with this error is held. `is_counted` is of the message.
-    pub(super) fn holds(&self, error: &MessageIdError, is_counted: &mut bool) -> bool {
+    pub(crate) fn holds(&self, error: &MessageIdError, is_counted: &mut bool) -> bool {
         if !matches!(error, MessageIdError::Missing { .. }) {
             return false;
         }
@@ -62,15 +65,16 @@ impl FirstIds {
         if state.is_found { 0 } else { state.without }
     }
 
-    /// Waits until the rules count as wrong. Returns the error of the messages.
-    pub(crate) async fn until_missing(&self) -> MessageIdError {
-        let mut missing = self.missing.subscribe();
+    /// Waits until the rules count as wrong, and returns the error of the messages. Does not end without `first_ids`.
+    pub(crate) async fn until_missing(first_ids: Option<&Self>) -> MessageIdError {
+        let Some(first_ids) = first_ids else { return std::future::pending().await };
+        let mut missing = first_ids.missing.subscribe();
         loop {
             if let Some(error) = missing.borrow_and_update().clone() {
                 return error;
             }
             if missing.changed().await.is_err() {
-                // The sender is in `self`.
+                // The sender is in `first_ids`.
                 return std::future::pending().await;
             }
         }

@@ -24,6 +24,7 @@ use hapax_core::{
 
 use super::disposition::{Disposition, Finish, HoldCause};
 use super::ended::EndedAttempt;
+use super::first_ids::NO_ID_PAUSE;
 use super::record::{MessageRequest, outcome};
 use super::{Attempts, InboxState, MessageReconcileCall, OnTooOld, UnknownRule};
 use crate::dead_letter::{
@@ -40,9 +41,6 @@ pub(super) const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Pause before a message is processed again after an error of the store or of dead letters.
 pub(super) const AFTER_OUTAGE: Duration = Duration::from_secs(1);
-
-/// Pause before it is looked again whether a message has an id, while none had one.
-const NO_ID_PAUSE: Duration = Duration::from_millis(500);
 
 /// State of a delivery that is kept while it is held.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
     BatchAttempt, BatchConsumer, BatchConsumerLimits, BatchError, BatchInbox, BatchItem,
-    BatchOptions, DeadLetter, EntryState, MessageFailure, MessageId, PositionStep,
+    BatchOptions, DeadLetter, EntryState, Message, MessageFailure, MessageId, PositionStep,
 };
 use hapax_testkit::messages::MemoryBroker;
 use tokio::sync::Semaphore;
@@ -282,4 +282,25 @@ async fn ids_are_purged_at_start_then_until_none_is_left_and_each_minute() {
     let purges = inbox.purges.lock().unwrap();
     let times: Vec<_> = purges.iter().map(|at| at.duration_since(start).as_secs()).collect();
     assert_eq!(times, [0, 1, 2, 3, 63, 123]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_batch_mode_too_the_first_messages_are_held_while_none_has_an_id() {
+    for (without_id, within) in [(10, Duration::from_secs(5)), (3, Duration::from_secs(35))] {
+        let (inbox, broker) = (Arc::new(Sizes::default()), MemoryBroker::default());
+        for number in 0..without_id {
+            broker.send(Message::new("memory://orders", format!("nameless {number}")));
+        }
+        let options = BatchOptions { expect_ids: true, ..BatchOptions::default() };
+        let consumer = BatchConsumer::new(inbox, Arc::new(broker.clone()), options).unwrap();
+        let monitor = consumer.monitor();
+        let running = tokio::spawn(consumer.run(std::future::pending()));
+        let missing = timeout(within, monitor.until_ids_are_missing()).await;
+        assert!(missing.is_ok(), "{without_id} messages");
+        assert_eq!((monitor.stats().without_id, monitor.stats().parked), (without_id, 0));
+        broker.send(message("m-1"));
+        broker.emptied().await;
+        assert_eq!((monitor.stats().without_id, monitor.stats().parked), (0, without_id));
+        running.abort();
+    }
 }

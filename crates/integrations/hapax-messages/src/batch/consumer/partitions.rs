@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use super::{AttemptState, BatchState};
 use crate::batch::{BatchItem, EntryState};
 use crate::consumer::Slot;
+use crate::id::MessageIdError;
 use crate::partition::{Partition, PositionStep};
 use crate::source::Delivery;
 
@@ -19,7 +20,7 @@ enum Queued {
     /// A suspect, which is handled alone.
     Suspect(BatchItem),
     /// A message that becomes a dead letter.
-    WithoutId { delivery: Arc<dyn Delivery>, error: String, _slot: Slot },
+    WithoutId { delivery: Arc<dyn Delivery>, error: MessageIdError, _slot: Slot },
 }
 
 /// The queues of partitions. A task drives each, until the queues are dropped. The source limits their

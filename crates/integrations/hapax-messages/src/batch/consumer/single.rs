@@ -10,7 +10,8 @@ use crate::batch::{BatchAttempt, BatchError, BatchItem, EntryState};
 use crate::consumer::until_ended;
 use crate::dead_letter::{BLOCKED, CRASHED, DeadLetterReason, EXHAUSTED, MISMATCH, TOO_OLD};
 use crate::handler::MessageFailure;
-use crate::inbox::{Finish, HoldCause};
+use crate::id::MessageIdError;
+use crate::inbox::{Finish, HoldCause, NO_ID_PAUSE};
 use crate::source::Delivery;
 
 /// Result for a message that was handled alone.
@@ -168,10 +169,25 @@ impl BatchState {
     }
 
     /// Parks a message without a valid id, until its dead letter is stored or the consumer drains.
-    pub(super) async fn park_without_id(&self, delivery: &Arc<dyn Delivery>, error: &str) {
+    pub(super) async fn park_without_id(
+        &self,
+        delivery: &Arc<dyn Delivery>,
+        error: &MessageIdError,
+    ) {
+        let mut is_counted = false;
         loop {
-            let reason = DeadLetterReason::NoId;
-            match self.park(None, delivery, reason, 0, error, self.clock.now()).await {
+            let is_held = match &self.first_ids {
+                Some(first_ids) => first_ids.holds(error, &mut is_counted),
+                None => false,
+            };
+            let single = match is_held {
+                true => Single::RetryAfter(NO_ID_PAUSE, HoldCause::NoId),
+                false => {
+                    let (reason, text) = (DeadLetterReason::NoId, error.to_string());
+                    self.park(None, delivery, reason, 0, &text, self.clock.now()).await
+                }
+            };
+            match single {
                 Single::Done(finish) => return self.finish(delivery, finish).await,
                 Single::Fenced => return delivery.acquire_position_again(),
                 Single::RetryAfter(pause, cause) => {
