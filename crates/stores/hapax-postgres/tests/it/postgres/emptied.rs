@@ -63,7 +63,7 @@ async fn tables_that_must_exist_are_rejected_until_they_were_used() {
     let tables = "SELECT count(*) FROM pg_class WHERE relname LIKE 'hapax%'";
     assert_eq!(server.sql("postgres", tables).await.trim(), "0");
     // Migrated by a release, and used by no process.
-    server.sql("postgres", migrations()).await;
+    server.sql("postgres", &migrations(&SchemaName::default())).await;
     assert!(missing(required().await));
     assert_eq!(server.sql("postgres", "SELECT count(*) FROM hapax_secrets").await.trim(), "0");
     let made = PostgresStore::connect(at(&server)).await.unwrap();
