@@ -28,6 +28,9 @@ pub const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency
 /// every attempt and differs between callers with equal keys: services find operations by it.
 pub const IDEMPOTENCY_OPERATION_ID: HeaderName =
     HeaderName::from_static("idempotency-operation-id");
+/// Request header to an upstream: the time after which its caller no longer waits, as a Date (RFC 9651,
+/// 3.3.7). It proves nothing about the effect, and clocks differ.
+pub const IDEMPOTENCY_DEADLINE: HeaderName = HeaderName::from_static("idempotency-deadline");
 /// Header of a handler's response: `final`, `retryable` or `unknown`, instead of the class of its
 /// status. Rejections have it for a layer or gateway in front ([`crate::error_format`]).
 pub const IDEMPOTENCY_OUTCOME: HeaderName = HeaderName::from_static("idempotency-outcome");
@@ -44,7 +47,8 @@ pub const IDEMPOTENCY_PROTECTED: HeaderName = HeaderName::from_static("idempoten
 /// Date (RFC 9651, 3.3.7): `@` and seconds since 1970, by the store's clock.
 pub const IDEMPOTENCY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
 
-/// Returns the value of [`IDEMPOTENCY_EXPIRES`], rounded up, so that no client retries too early.
+/// Returns the value of [`IDEMPOTENCY_EXPIRES`] or [`IDEMPOTENCY_DEADLINE`], rounded up, so that no client
+/// retries too early, and no caller waits longer.
 #[must_use]
 pub fn date(moment: Timestamp) -> HeaderValue {
     let date = format!("@{}", moment.as_micros().div_ceil(1_000_000));
@@ -65,7 +69,8 @@ pub(crate) fn is_protocol_header(name: &HeaderName) -> bool {
 /// Returns whether a header is for the executing service. A client's own would be mistaken for
 /// ours.
 pub(crate) fn is_sent_upstream(name: &HeaderName) -> bool {
-    [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_OPERATION_ID].contains(name)
+    [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_DEADLINE]
+        .contains(name)
 }
 
 /// Returns the value of [`IDEMPOTENCY_OPERATION_ID`]: 64 hexadecimal digits.

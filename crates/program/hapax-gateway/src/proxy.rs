@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hapax_core::{Clock, SystemClock};
 use hapax_http::Body;
 use hapax_http::classify::{ClassifiedResponse, OutcomeClass};
 use hapax_http::error_format::ErrorFormat;
 use hapax_http::header::{
-    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_OUTCOME,
-    operation_id,
+    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_DEADLINE, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID,
+    IDEMPOTENCY_OUTCOME, date, operation_id,
 };
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::ExecutionHandle;
@@ -62,6 +63,9 @@ impl Proxy {
             headers.insert(IDEMPOTENCY_FENCE, execution.fence().get().into());
             headers.insert(IDEMPOTENCY_ATTEMPT, execution.attempt().into());
             headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(execution.id()));
+            forwarded = forwarded.before_send(|headers, waits| {
+                headers.insert(IDEMPOTENCY_DEADLINE, date(SystemClock.now().after(waits)));
+            });
         }
         // The layer of a protected request reads the headers too.
         let keeps_headers = protected || is_observed;

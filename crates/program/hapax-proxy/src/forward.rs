@@ -1,5 +1,7 @@
 //! Forwarding of a request to an upstream, and of its response to the client.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
 use http::uri::PathAndQuery;
@@ -7,7 +9,7 @@ use http::{Request, Response, Uri, Version};
 
 use crate::handler::Peer;
 use crate::tunnel::{self, Switch};
-use crate::upstream::{ReceivedBody, Upstream, UpstreamError};
+use crate::upstream::{BeforeSend, ReceivedBody, Upstream, UpstreamError};
 use crate::{BodyError, headers};
 
 /// A request in the form in which an upstream receives it.
@@ -53,6 +55,14 @@ where
     /// Returns the headers that the upstream receives.
     pub fn headers_mut(&mut self) -> &mut HeaderMap {
         self.request.headers_mut()
+    }
+
+    /// Calls `fill` with the headers whenever the request is sent on a connection, and with the time for which
+    /// the response is awaited from then on. An upload that makes progress extends it.
+    #[must_use]
+    pub fn before_send(mut self, fill: fn(&mut HeaderMap, Duration)) -> Self {
+        self.request.extensions_mut().insert(BeforeSend(fill));
+        self
     }
 
     /// Sends the request by [`Upstream::send`], and returns the response for the client.

@@ -40,7 +40,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::UPGRADE;
 use http::uri::Authority;
-use http::{Method, Request, Response};
+use http::{HeaderMap, Method, Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
@@ -84,6 +84,10 @@ struct Inner {
     /// True once the log has warned that responses end with their connections.
     warned: AtomicBool,
 }
+
+/// A request extension: sets headers from the time for which a response is awaited.
+#[derive(Clone, Copy)]
+pub(crate) struct BeforeSend(pub(crate) fn(&mut HeaderMap, Duration));
 
 /// Reasons for which there is no response.
 #[derive(Debug)]
@@ -278,11 +282,14 @@ impl Upstream {
     async fn send_on(
         &self,
         mut connection: UpstreamConnection,
-        request: Request<BoxedBody>,
+        mut request: Request<BoxedBody>,
     ) -> Result<(UpstreamConnection, Response<Incoming>), SendError> {
         let meter = Arc::clone(&connection.meter);
         let before = meter.written();
         let begun = Instant::now();
+        if let Some(BeforeSend(fill)) = request.extensions().get().copied() {
+            fill(request.headers_mut(), self.timeout);
+        }
         let sent = {
             let mut sending = pin!(connection.try_send(request));
             let mut cut = self.inner.cut.subscribe();

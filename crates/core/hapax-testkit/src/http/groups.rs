@@ -182,7 +182,8 @@ macro_rules! __http_group {
                 w13_the_clients_own_key_reaches_the_handler
                 w13_a_fence_that_a_client_sends_is_dropped
                 w13_a_fence_that_a_client_sends_reaches_no_unprotected_handler
-                w24_the_operation_id_is_derived_from_scope_and_key;
+                w24_the_operation_id_is_derived_from_scope_and_key
+                w38_a_request_to_an_upstream_carries_its_deadline_and_none_that_a_client_sends;
             headers: w29_a_route_may_have_the_key_in_another_header
                 w29_a_header_spelled_with_an_underscore_is_rejected;
             outcomes: w14_statuses_by_default w14_a_response_that_breaks_off_is_unknown

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::OnUnknown;
+use hapax_core::{Clock, OnUnknown, SystemClock};
 use http::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -236,6 +236,37 @@ pub async fn w13_a_fence_that_a_client_sends_reaches_no_unprotected_handler(
             assert!(!call.headers.contains_key(name), "{call:?}");
         }
     }
+}
+
+/// A library has no upstream, and sends no deadline.
+pub async fn w38_a_request_to_an_upstream_carries_its_deadline_and_none_that_a_client_sends(
+    arena: ScenarioContext,
+) {
+    let calls = Arc::default();
+    let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
+    let forged = |post: crate::http::TestRequest| {
+        post.header("idempotency-deadline", "@1").more("idempotency-deadline", "@2")
+    };
+    let seconds = || SystemClock.now().as_micros() / 1_000_000;
+    let begin = seconds();
+    stage.send(forged(stage.post("k"))).await.is_first(429, "");
+    stage.send(forged(stage.post("k"))).await.is_first(201, "");
+    stage.send(forged(stage.plain())).await.is_unmarked(201, "");
+    let end = seconds();
+    let calls = calls.lock().unwrap();
+    let [first, second, unprotected] = &calls[..] else { panic!("{} runs", calls.len()) };
+    for call in [first, second] {
+        let lines: Vec<_> = call.headers.get_all("idempotency-deadline").iter().collect();
+        if !call.headers.contains_key("idempotency-fence") {
+            assert!(lines.is_empty(), "{lines:?}");
+            continue;
+        }
+        let [line] = lines[..] else { panic!("{lines:?}") };
+        let at: u64 = line.to_str().unwrap().strip_prefix('@').unwrap().parse().unwrap();
+        // The upstream timeout of the gateways that play it.
+        assert!((begin + 1..=end + 121).contains(&at), "{at}, between {begin} and {end}");
+    }
+    assert!(!unprotected.headers.contains_key("idempotency-deadline"), "{unprotected:?}");
 }
 
 pub async fn w24_the_operation_id_is_derived_from_scope_and_key(arena: ScenarioContext) {
