@@ -76,6 +76,7 @@ async fn bare(engine: &Idempotency, load: Load, name: &str) -> Outcome<f64> {
         terms: Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Reexecute },
         in_flight: InFlight::Reject,
         hook: None,
+        settle: None,
         keep_released: LEASE,
     };
     let request = Arc::new(SamePayload(FingerprintScheme::new("message/1")?));

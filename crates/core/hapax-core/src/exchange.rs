@@ -48,6 +48,8 @@ pub struct ClaimRequest {
     pub fingerprint: Fingerprint,
     /// Lease, retention and policy of the execution.
     pub terms: Terms,
+    /// Settle time, as in [`Policy`](crate::Policy).
+    pub settle: Option<Duration>,
     /// Timing of the reconcile hook, if there is one.
     pub hook: Option<HookTiming>,
     /// True if the hook may be called now.
@@ -253,8 +255,9 @@ impl ClaimExchange {
             return self.decide(entropy);
         };
         let lease_id = LeaseId::fresh(entropy)?;
-        let terms = self.claim.terms;
-        match step(&self.seen, &Event::Reconciled { announced, lease_id, terms, verdict }) {
+        let ClaimRequest { terms, settle, .. } = self.claim;
+        let event = Event::Reconciled { announced, lease_id, terms, settle, verdict };
+        match step(&self.seen, &event) {
             Step::Write(draft) => self.send(Intent::Conclude, draft, entropy),
             Step::Execute(draft) => self.send(Intent::Execute, draft, entropy),
             _ => self.decide(entropy),
@@ -331,6 +334,7 @@ impl ClaimExchange {
             fingerprint: &self.claim.fingerprint,
             rehashed: &self.rehashed,
             terms: self.claim.terms,
+            settle: self.claim.settle,
             hook: self.claim.hook,
             may_reconcile: self.claim.may_reconcile,
             local: &local,
@@ -357,6 +361,7 @@ impl ClaimExchange {
             | Step::Lost
             | Step::Gone
             | Step::Rejected
+            | Step::MayExecute { .. }
             | Step::Saga
             | Step::Changed => ClaimResult::Contended,
         };
@@ -404,6 +409,12 @@ pub enum WriteResult {
     NotFound,
     /// Operator: the record is in flight, or done, and the decision does not force that.
     Rejected,
+    /// Operator: the request may still execute until this time of the store's clock, and the decision
+    /// does not force that.
+    MayExecute {
+        /// The time.
+        until: Timestamp,
+    },
     /// Operator: the record is that of a saga.
     Saga,
     /// Operator, amendment: the record has changed since it was read.
@@ -523,6 +534,7 @@ impl WriteExchange {
             Step::Gone => WriteResult::Gone,
             Step::NotFound => WriteResult::NotFound,
             Step::Rejected => WriteResult::Rejected,
+            Step::MayExecute { until } => WriteResult::MayExecute { until },
             Step::Saga => WriteResult::Saga,
             Step::Changed => WriteResult::Changed,
             // An owner's or operator's event never leads to these steps.

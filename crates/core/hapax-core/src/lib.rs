@@ -145,7 +145,9 @@ pub use fingerprint::{CanonicalValueError, canonicalize_value};
 pub use key::{
     BucketError, CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey,
 };
-pub use machine::{Amendment, DefiniteVerdict, HookTiming, Resolve, Verdict};
+pub use machine::{
+    Amendment, DefiniteVerdict, HookTiming, Resolve, SETTLE_MARGIN, Verdict, may_execute_until,
+};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use namespace::{Namespace, NamespaceError, NamespacedSchedule};
 pub use policy::{InFlight, Policy, PolicyError};

@@ -5,8 +5,8 @@
 //! | absent, expired | execute | execute | gone | gone | gone | gone | not found |
 //! | released | execute | execute | gone | gone | recorded (own), gone | gone | not found |
 //! | in flight, live | in flight | mismatch | write | done | released | unknown | rejected unless forced |
-//! | in flight, lapsed | by policy | mismatch | write | done | released | unknown | write |
-//! | unknown | by policy | mismatch | lost | done | lost | recorded | write |
+//! | in flight, lapsed | by policy | mismatch | write | done | released | unknown | happened: write; else: write once settled |
+//! | unknown | by policy | mismatch | lost | done | lost | recorded | happened: write; else: write once settled |
 //! | done | replay | mismatch | lost | recorded (same), lost | lost | lost | rejected unless `forget` |
 //!
 //! The owner's columns apply under its own lease id. Another lease id in the same generation means
@@ -29,11 +29,15 @@
 //! that was sent elsewhere executes there under the same key, and a retry of the first one is sent there
 //! again. A record with redirects is kept for its retention when it is released.
 //!
+//! *Once settled*: without `force` an operator's *did not happen* is rejected while the request
+//! [may still execute](may_execute_until).
+//!
 //! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so a process with a laxer
 //! configuration does not weaken the guarantee of another process.
 
 mod operator;
 mod release;
+mod settle;
 
 use std::fmt;
 use std::time::Duration;
@@ -43,6 +47,8 @@ use bytes::Bytes;
 pub use self::operator::{Amendment, DefiniteVerdict, Resolve};
 use self::operator::{amend, by_operator};
 use self::release::{fingerprint_by, redirect_of, redirected, released, withdrawn};
+use self::settle::with_end;
+pub use self::settle::{SETTLE_MARGIN, may_execute_until};
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::record::{
@@ -65,6 +71,8 @@ pub enum Event<'a> {
         lease_id: LeaseId,
         /// The claimer's terms, used if the operation did not happen.
         terms: Terms,
+        /// The claimer's settle time, as in [`ClaimEvent`].
+        settle: Option<Duration>,
         /// The verdict.
         verdict: Verdict,
     },
@@ -89,6 +97,9 @@ pub struct ClaimEvent<'a> {
     pub rehashed: &'a [(FingerprintScheme, Fingerprint)],
     /// Lease, retention and policy.
     pub terms: Terms,
+    /// Time after a lapse in which a request that the claimer sends to another system may still
+    /// execute there; `None` if it sends none.
+    pub settle: Option<Duration>,
     /// Description of the operation for operators.
     pub description: Option<&'a Bytes>,
     /// Timing of the claimer's hook, if it has one.
@@ -247,6 +258,11 @@ pub enum Step {
     NotFound,
     /// Operator: rejected, as the record is in flight or done and the decision does not force that.
     Rejected,
+    /// Operator: rejected, as the request may still execute until this time of the store's clock.
+    MayExecute {
+        /// The time.
+        until: Timestamp,
+    },
     /// Operator: rejected, as the record is that of a saga, whose checkpoint would be lost.
     Saga,
     /// Verdict, operator, amendment: the record has changed since it was read.
@@ -275,10 +291,10 @@ pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
     match event {
         Event::Claim(event) => claim(seen, &standing, event),
         Event::Owner(owner, action) => by_owner(&standing, *owner, action),
-        Event::Reconciled { announced, lease_id, terms, verdict } => {
-            by_hook(&standing, *announced, *lease_id, *terms, verdict)
+        Event::Reconciled { announced, lease_id, terms, settle, verdict } => {
+            by_hook(&standing, *announced, (*lease_id, *terms, *settle), verdict)
         }
-        Event::Resolve(resolve) => by_operator(&standing, resolve),
+        Event::Resolve(resolve) => by_operator(seen.now, &standing, resolve),
         Event::Amend(amendment) => amend(&standing, amendment),
     }
 }
@@ -338,6 +354,7 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
             // It stays in the record, which shows by whose decision the key executes again.
             draft.record.notes.decision.clone_from(&stored.record.notes.decision);
             draft.record.extensions = stored.record.extensions.of_key();
+            draft.record.extensions.set_settle(event.settle);
             return Step::Execute(draft);
         }
         Standing::Live(stored)
@@ -388,12 +405,15 @@ fn by_policy(
 ) -> Step {
     match stored.record.terms.on_unknown.max(event.terms.on_unknown) {
         OnUnknown::Block => Step::Unknown { reconcile_in: None },
-        OnUnknown::Reexecute => Step::Execute(takeover(stored, event.lease_id, event.terms)),
+        OnUnknown::Reexecute => {
+            Step::Execute(takeover(stored, (event.lease_id, event.terms, event.settle)))
+        }
         OnUnknown::Reconcile => match (event.hook, reconcile_from) {
             (Some(hook), Some(from)) if from <= now && event.may_reconcile => {
                 Step::Reconcile(Draft {
                     record: Record {
                         state: RecordState::Unknown { seen: seen.clone(), reconciling: true },
+                        extensions: with_end(stored),
                         ..stored.record.clone()
                     },
                     // The lease id stays: the owner's own late outcome still counts.
@@ -482,8 +502,7 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
 fn by_hook(
     standing: &Standing<'_>,
     announced: WriteId,
-    lease_id: LeaseId,
-    terms: Terms,
+    claimer: Claimer,
     verdict: &Verdict,
 ) -> Step {
     let Standing::Unknown(stored, state) = standing else { return Step::Changed };
@@ -492,7 +511,7 @@ fn by_hook(
     }
     match verdict {
         Verdict::Happened(outcome) => Step::Write(done(&stored.record, outcome, None)),
-        Verdict::DidNotHappen => Step::Execute(takeover(stored, lease_id, terms)),
+        Verdict::DidNotHappen => Step::Execute(takeover(stored, claimer)),
         Verdict::CannotSay => Step::Write(unknown(&stored.record, state.seen.clone())),
     }
 }
@@ -501,6 +520,8 @@ fn by_hook(
 fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
     let own = event.rehashed.first().map(|(scheme, fingerprint)| (scheme, fingerprint));
     let (scheme, fingerprint) = own.unwrap_or((event.scheme, event.fingerprint));
+    let mut extensions = Extensions::default();
+    extensions.set_settle(event.settle);
     Draft {
         record: Record {
             scheme: scheme.clone(),
@@ -511,7 +532,7 @@ fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
             terms: event.terms,
             checkpoint: None,
             notes: Notes { description: event.description.cloned(), decision: None },
-            extensions: Extensions::default(),
+            extensions,
             state: RecordState::InFlight,
         },
         stamp: Stamp::NextFence,
@@ -520,15 +541,22 @@ fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
     }
 }
 
+/// Lease id, terms and settle time of a claim.
+type Claimer = (LeaseId, Terms, Option<Duration>);
+
 /// Returns the record of a further execution in the same generation, under the stricter of both
 /// terms.
-fn takeover(stored: &StoredRecord, lease_id: LeaseId, terms: Terms) -> Draft {
+fn takeover(stored: &StoredRecord, (lease_id, terms, settle): Claimer) -> Draft {
+    let mut extensions = stored.record.extensions.clone();
+    // The request of the earlier owner may be on its way, too.
+    extensions.set_settle(extensions.settle().max(settle));
     let terms = Terms { on_unknown: terms.on_unknown.max(stored.record.terms.on_unknown), ..terms };
     Draft {
         record: Record {
             lease_id,
             attempt: stored.record.attempt.saturating_add(1),
             terms,
+            extensions,
             state: RecordState::InFlight,
             ..stored.record.clone()
         },

@@ -36,6 +36,11 @@ pub struct Policy {
     pub in_flight: InFlight,
     /// Times at which a hook may be called; required for [`OnUnknown::Reconcile`].
     pub hook: Option<HookTiming>,
+    /// Time after a lapse, or after an end without a response, in which a request that the execution sends to
+    /// another system may still execute there, such as the timeout of the call; stored in the record. An
+    /// operator's *did not happen* is rejected until it and
+    /// [`SETTLE_MARGIN`](crate::machine::SETTLE_MARGIN) have passed. `None` if it sends none, the default.
+    pub settle: Option<Duration>,
     /// Time for which a released key keeps its number of attempts; never less than the lease. A
     /// caller that claims again after a backoff needs a longer time than the longest backoff,
     /// or each claim is attempt 1.
@@ -79,6 +84,7 @@ impl Default for Policy {
             },
             in_flight: InFlight::default(),
             hook: None,
+            settle: None,
             keep_released: Duration::ZERO,
         }
     }

@@ -11,11 +11,11 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::store::BoxFuture;
+use hapax_core::store::{BoxFuture, StoredRecord};
 use hapax_core::transaction::TransactionBackend;
 use hapax_core::{
     Backoff, Clock, Entropy, FencingToken, HookTiming, Idempotency, InFlight, OnUnknown, Outcome,
-    Policy, PolicyError, Scope, SystemClock, SystemEntropy, Terms, Verdict,
+    Policy, PolicyError, Scope, SystemClock, SystemEntropy, Terms, Timestamp, Verdict,
 };
 
 use crate::dead_letter::{CaughtPanics, DeadLetterStore};
@@ -214,6 +214,7 @@ impl Inbox {
             rule: None,
             ids: IdRules::default(),
             lease: Duration::from_secs(30),
+            settle: None,
             retention: Duration::from_secs(30 * 24 * 60 * 60),
             attempts: Attempts::default(),
             on_too_old: OnTooOld::default(),
@@ -245,6 +246,14 @@ impl Inbox {
         record::is_parked(outcome)
     }
 
+    /// Returns the time until which the handler of a message without a result, or the request that it sent, may
+    /// still execute: see [`may_execute_until`](hapax_core::may_execute_until). That holds also for one that is
+    /// parked because its attempts failed. `None` if none may.
+    #[must_use]
+    pub fn may_execute_until(stored: &StoredRecord) -> Option<Timestamp> {
+        record::may_execute_until(stored)
+    }
+
     /// Returns the time for which the id of a handled message is known.
     #[must_use]
     pub fn retention(&self) -> Duration {
@@ -261,6 +270,7 @@ pub struct InboxBuilder {
     rule: Option<UnknownRule>,
     ids: IdRules,
     lease: Duration,
+    settle: Option<Duration>,
     retention: Duration,
     attempts: Attempts,
     on_too_old: OnTooOld,
@@ -314,6 +324,13 @@ impl InboxBuilder {
     /// is not renewed within a [transaction](Self::transactions), so it is at least as long as one.
     pub const fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
+        self
+    }
+
+    /// Sets the time for which a request that the handler sends to another system may still execute there
+    /// after the handler has ended, such as its timeout; see [`Policy::settle`]. Default: it sends none.
+    pub const fn settle(mut self, settle: Duration) -> Self {
+        self.settle = Some(settle);
         self
     }
 
@@ -409,6 +426,7 @@ impl InboxBuilder {
             terms,
             in_flight: InFlight::Reject,
             hook,
+            settle: self.settle,
             // Attempts are counted for as long as the id of a handled message is known: a message is
             // claimed again after a pause and a wait for a handler, and after an outage of the broker
             // or of all consumers. If it restarted at attempt 1 each time, a message that always fails

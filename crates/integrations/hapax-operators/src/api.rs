@@ -319,6 +319,7 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
     let status = match &refused {
         OperatorError::NotFound | OperatorError::NoSaga => StatusCode::NOT_FOUND,
         OperatorError::InFlight
+        | OperatorError::MayExecute { .. }
         | OperatorError::Released { .. }
         | OperatorError::Done { .. }
         | OperatorError::Changed { .. }
@@ -342,7 +343,11 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         | OperatorError::Engine(_)
         | OperatorError::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
-    error(status, refused.code(), &refused.to_string())
+    let mut problem = json!({ "code": refused.code(), "error": refused.to_string() });
+    if let OperatorError::MayExecute { until, .. } = &refused {
+        problem["may_execute_until"] = json!(until);
+    }
+    (status, Json(problem)).into_response()
 }
 
 fn bad_id() -> Response {

@@ -6,6 +6,7 @@
 
 mod list;
 mod time;
+mod verdict;
 mod view;
 
 use std::io;
@@ -15,16 +16,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::exchange::{Resolved, WriteResult};
-use hapax_core::machine::{DefiniteVerdict, Resolve};
+use hapax_core::machine::Resolve;
 use hapax_core::{
     ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, OperationId, Scope, StoreError,
-    SystemEntropy,
+    SystemEntropy, Timestamp,
 };
-use hapax_http::classify::is_grpc;
-use hapax_http::stored_response::{FullResponse, StoredResponse, bodiless, hop_by_hop};
 use hapax_saga::{DecisionMismatch, SagaOperatorError};
-use http::header::{CONTENT_LENGTH, DATE, TRAILER};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
@@ -32,6 +30,7 @@ use tokio::time::timeout;
 use crate::audit::{Audit, AuditCase, AuditStage, Decider};
 pub use list::{ListQuery, RecordList};
 pub use time::rfc3339;
+use verdict::resolution;
 pub(crate) use view::id_or_none;
 pub use view::{
     CallerView, OperationDescription, RecordBefore, RecordView, ResponseView, StateView,
@@ -56,7 +55,8 @@ pub struct OperatorRecords {
 pub struct Decision {
     /// The fence that the operator saw. A record that has another fence now is not changed.
     pub fence: u64,
-    /// Also decides a record in flight whose lease has not lapsed.
+    /// Also decides a record in flight whose lease has not lapsed, and one whose request may still
+    /// execute.
     #[serde(default)]
     pub force: bool,
     /// Also releases a record that is done: its outcome is no longer replayed, and the next request
@@ -135,6 +135,17 @@ pub enum OperatorError {
         "expected an undecided record, found one in flight: wait until its lease lapses, or set `force`"
     )]
     InFlight,
+    /// The request may still execute, so that it is not known yet that it did not happen.
+    #[error(
+        "the request may still execute until {until} (in {} s): `happened` is accepted now; \
+         did-not-happen and release then, or with `force`", remaining.as_secs_f64().ceil()
+    )]
+    MayExecute {
+        /// The time from which it no longer does, RFC 3339.
+        until: String,
+        /// The time until then.
+        remaining: Duration,
+    },
     /// The record is done, with another outcome than the decision.
     #[error("{}", done(at, *status, *wanted))]
     Done {
@@ -239,6 +250,11 @@ pub enum OperatorError {
 }
 
 impl OperatorError {
+    /// Returns the error of a decision before the time `until`.
+    pub(crate) fn may_execute(until: Timestamp, now: Timestamp) -> Self {
+        Self::MayExecute { until: rfc3339(until), remaining: until.since(now) }
+    }
+
     /// Returns the code of the error in the API.
     #[must_use]
     pub const fn code(&self) -> &'static str {
@@ -246,6 +262,7 @@ impl OperatorError {
             Self::NotFound => "not-found",
             Self::Released { .. } => "released",
             Self::InFlight => "in-flight",
+            Self::MayExecute { .. } => "may-execute",
             Self::Done { .. } => "done",
             Self::Changed { .. } => "changed",
             Self::Invalid(_) | Self::NotHttp { .. } => "bad-request",
@@ -278,6 +295,9 @@ impl From<SagaOperatorError> for OperatorError {
     fn from(error: SagaOperatorError) -> Self {
         match error {
             SagaOperatorError::NotFound => Self::NoSaga,
+            SagaOperatorError::Mismatch(DecisionMismatch::MayTakeEffect { until, remaining }) => {
+                Self::MayExecute { until: rfc3339(until.into()), remaining }
+            }
             SagaOperatorError::Mismatch(mismatch) => Self::SagaMismatch(mismatch),
             SagaOperatorError::NotWoken(error) => {
                 tracing::warn!(%error, "a saga was decided, but could not be woken");
@@ -504,6 +524,7 @@ fn outcome_of(
         WriteResult::Rejected | WriteResult::NotFound | WriteResult::Changed => {
             Err(why_not(was, stored.fence, expected, wanted))
         }
+        WriteResult::MayExecute { until } => Err(OperatorError::may_execute(until, now)),
         WriteResult::Saga => Err(OperatorError::Saga),
         WriteResult::Contended | WriteResult::Lost | WriteResult::Gone => {
             Err(OperatorError::Contended)
@@ -540,55 +561,4 @@ fn done(at: &str, status: Option<u16>, wanted: OperatorVerdict) -> String {
         }
         OperatorVerdict::Happened => format!("{done}; a stored response cannot be replaced"),
     }
-}
-
-/// Returns whether a replay can carry a header. The others would contradict the response.
-fn may_be_given(name: &HeaderName) -> bool {
-    !(hop_by_hop(name)
-        || name.as_str().starts_with("idempotency-")
-        || [CONTENT_LENGTH, DATE, TRAILER].contains(name))
-}
-
-fn resolution(decision: Decision) -> Result<DefiniteVerdict, OperatorError> {
-    if decision.outcome == OperatorVerdict::DidNotHappen {
-        let Decision { status, headers, body, body_base64, .. } = &decision;
-        if status.is_some() || !headers.is_empty() || body.is_some() || body_base64.is_some() {
-            return Err(OperatorError::Invalid(
-                "expected no status, header or body with `did-not-happen`: remove them",
-            ));
-        }
-        return Ok(DefiniteVerdict::DidNotHappen);
-    }
-    let body = decision.body_bytes()?;
-    let Decision { status, headers, .. } = decision;
-    let status = StatusCode::from_u16(status.unwrap_or(200))
-        .ok()
-        .filter(|status| (200..=599).contains(&status.as_u16()))
-        .ok_or(OperatorError::Invalid("expected a status from 200 to 599"))?;
-    if body.len() > view::MAX_BODY {
-        return Err(OperatorError::Invalid("the body is larger than 1 MiB"));
-    }
-    let mut map = HeaderMap::new();
-    for (name, value) in headers {
-        let name = HeaderName::from_bytes(name.as_bytes());
-        let value = HeaderValue::from_bytes(value.as_bytes());
-        let (Ok(name), Ok(value)) = (name, value) else {
-            return Err(OperatorError::Invalid("a header has an invalid name or value"));
-        };
-        if !may_be_given(&name) {
-            return Err(OperatorError::Invalid(
-                "a header cannot be given that belongs to a connection or is made anew for each \
-                 answer: Connection, Transfer-Encoding, Content-Length, Date, Idempotency-* and \
-                 the like",
-            ));
-        }
-        map.append(name, value);
-    }
-    if bodiless(status) && !body.is_empty() {
-        return Err(OperatorError::Invalid("a response of status 204, 205 or 304 has no body"));
-    }
-    let grpc = is_grpc(&map);
-    let whole = FullResponse { status, headers: map, body, trailers: None };
-    let whole = if grpc { whole.for_grpc() } else { whole };
-    Ok(DefiniteVerdict::Happened(StoredResponse::Whole(whole).outcome()))
 }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::{EntryId, Key, OperationId, Timestamp, value};
+use hapax_core::{EntryId, Key, OperationId, SETTLE_MARGIN, Timestamp, value};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// An encoded value. Its `Debug` form shows its length only.
@@ -340,6 +340,19 @@ pub struct Stuck {
     pub detail: String,
     /// Time at which it became stuck.
     pub since: LogTime,
+    /// Time from which no try of the step can take effect any more: the timeout of the last one and the settle
+    /// time have passed. `None` if none may have had an effect, and in logs of earlier versions.
+    #[serde(default)]
+    pub quiet: Option<LogTime>,
+}
+
+impl Stuck {
+    /// Returns the time before which a decision that the step did not happen is rejected without `force`:
+    /// [`SETTLE_MARGIN`] after no try of it can take effect any more.
+    #[must_use]
+    pub fn may_take_effect_until(&self) -> Option<LogTime> {
+        self.quiet.map(|quiet| quiet.after(SETTLE_MARGIN))
+    }
 }
 
 /// A parked saga: no process runs it.

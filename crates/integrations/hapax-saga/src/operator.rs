@@ -18,7 +18,7 @@ use hapax_core::{
 use tokio::time::sleep;
 
 use crate::log::{
-    Blob, Direction, Failure, Log, LogTime, LoggedDecision, Parked, StepOutcome, UndoEnd,
+    Blob, Direction, Failure, Log, LogTime, LoggedDecision, Parked, StepOutcome, Stuck, UndoEnd,
 };
 use crate::note::{EndedStep, FinalEnd, FinalOutcome, saga_id};
 use crate::schedule::on_schedule;
@@ -36,7 +36,10 @@ pub enum SagaDecision {
     Happened(Blob),
     /// The step that is stuck, or its undo, did not happen, and never will: it is tried again under its
     /// key, which counts as new.
-    DidNotHappen,
+    DidNotHappen {
+        /// Also while a try of it may still take effect.
+        force: bool,
+    },
     /// The undo that is stuck is skipped: its step's effect stays.
     Skip,
     /// The saga fails: what happened is undone. Applies also to a saga that is due and that no process
@@ -65,7 +68,7 @@ impl SagaDecision {
         match self {
             Self::Retry => "retry",
             Self::Happened(_) => "resolve happened",
-            Self::DidNotHappen => "resolve did-not-happen",
+            Self::DidNotHappen { .. } => "resolve did-not-happen",
             Self::Skip => "skip",
             Self::Abort => "abort",
         }
@@ -90,6 +93,17 @@ pub enum DecisionMismatch {
     /// No process has accepted the start.
     #[error("expected a saga, found a start that no process has accepted: use `abort`")]
     NotAccepted,
+    /// A try of the step may still take effect, so that it is not known yet that it did not happen.
+    #[error(
+        "a try of the step may still take effect for {} s: `happened` is accepted now; `did-not-happen` then, \
+         or with `force`", remaining.as_secs_f64().ceil()
+    )]
+    MayTakeEffect {
+        /// The time from which it cannot, by the store's clock.
+        until: LogTime,
+        /// The time until then.
+        remaining: Duration,
+    },
     /// The compensation has begun.
     #[error(
         "expected a saga that runs forward, found one that is being undone: use `retry` or `skip`"
@@ -133,7 +147,12 @@ impl Log {
                     Direction::Undo => step.undone = Some(UndoEnd::Undone),
                 }
             }
-            SagaDecision::DidNotHappen => {
+            SagaDecision::DidNotHappen { force } => {
+                let until = self.stuck.as_ref().and_then(Stuck::may_take_effect_until);
+                if let Some(until) = until.filter(|until| at < *until && !force) {
+                    let remaining = until.since(at);
+                    return Err(DecisionMismatch::MayTakeEffect { until, remaining });
+                }
                 let step = &mut self.steps[step.ok_or(DecisionMismatch::NoStep)?];
                 if direction == Direction::Forward {
                     // A result that could not be read is none.

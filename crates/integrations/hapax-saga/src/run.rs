@@ -433,8 +433,22 @@ impl Run {
         now: LogTime,
     ) -> Effect {
         let StuckCause { reason, detail } = fault;
-        self.log.stuck = Some(Stuck { reason, step, direction, detail, since: now });
+        let quiet = step.and_then(|step| self.quiet(step, direction));
+        self.log.stuck = Some(Stuck { reason, step, direction, detail, since: now, quiet });
         self.park_stuck(now)
+    }
+
+    /// Returns the time from which no try of a step can take effect any more; `None` if none may have had an
+    /// effect, or if the definition does not have the step.
+    fn quiet(&self, step: usize, direction: Direction) -> Option<LogTime> {
+        let terms = self.terms_of(step).filter(|terms| terms.kind != Kind::Within)?;
+        let retry = match direction {
+            Direction::Forward => terms.retry,
+            Direction::Undo => terms.undo_retry,
+        };
+        let tries = self.log.steps[step].tries(direction);
+        let last = tries.last.filter(|_| tries.arrived || tries.open)?;
+        Some(last.after(retry.timeout).after(terms.settle))
     }
 
     fn park_stuck(&mut self, now: LogTime) -> Effect {

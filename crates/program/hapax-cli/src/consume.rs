@@ -154,6 +154,7 @@ fn inbox(
         .reexecute()
         .expect_ids()
         .lease(limits.lease)
+        .settle(limits.timeout)
         .retention(limits.retention)
         .attempts(attempts(limits))
         .dead_letters(Arc::clone(dead_letters) as Arc<dyn DeadLetterStore>);

@@ -29,9 +29,9 @@ pub(crate) use args::StoreSelector;
 use args::{KeysCommand, RecordSelector};
 pub(crate) use args::{ScopeText, StoreLocation, VerdictArg};
 pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
-pub(crate) use gateway::Remote;
-pub(crate) use render::json;
+pub(crate) use gateway::{Remote, RemoteError};
 use render::{DecisionOutput, Purged};
+pub(crate) use render::{force_hint, json};
 pub(crate) use user::{process, user};
 
 /// The time that the store may take to answer.
@@ -325,6 +325,7 @@ pub(crate) fn failure(error: &OperatorError) -> CliError {
         OperatorError::NotFound
         | OperatorError::OtherKind { .. }
         | OperatorError::InFlight
+        | OperatorError::MayExecute { .. }
         | OperatorError::Released { .. }
         | OperatorError::Done { .. }
         | OperatorError::Changed { .. }

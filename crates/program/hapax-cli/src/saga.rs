@@ -17,7 +17,8 @@ use serde_json::json;
 
 use crate::exit::CliError;
 use crate::keys::{
-    self, OpenedStore, Remote, StoreSelector, TIMEOUT, VerdictArg, decider, failure, id, print,
+    self, OpenedStore, Remote, RemoteError, StoreSelector, TIMEOUT, VerdictArg, decider, failure,
+    force_hint, id, print,
 };
 pub(crate) use args::SagaArgs;
 use args::{SagaCommand, SagaDecisionArgs, SagaName, SagaSelector};
@@ -42,8 +43,9 @@ pub(crate) async fn run(args: SagaArgs) -> Result<ExitCode, CliError> {
         SagaCommand::Retry { at, target, sure, json } => {
             decide(&at, &target, &sure, SagaAction::Retry, json).await?;
         }
-        SagaCommand::Resolve { at, target, sure, outcome, result, json } => {
-            decide(&at, &target, &sure, verdict(outcome, result.as_deref())?, json).await?;
+        SagaCommand::Resolve { at, target, sure, outcome, result, force, json } => {
+            let action = verdict(outcome, result.as_deref(), force)?;
+            decide(&at, &target, &sure, action, json).await?;
         }
         SagaCommand::Skip { at, target, sure, json } => {
             decide(&at, &target, &sure, SagaAction::Skip, json).await?;
@@ -69,7 +71,7 @@ struct SagaDecisionOutput {
 }
 
 /// Reads the verdict on a step.
-fn verdict(outcome: VerdictArg, result: Option<&str>) -> Result<SagaAction, CliError> {
+fn verdict(outcome: VerdictArg, result: Option<&str>, force: bool) -> Result<SagaAction, CliError> {
     match (outcome, result) {
         (VerdictArg::Happened, Some(result)) => {
             let text = keys::read("--result", result)?;
@@ -82,7 +84,7 @@ fn verdict(outcome: VerdictArg, result: Option<&str>) -> Result<SagaAction, CliE
             "expected the result of a step that happened, found none: pass it with --result, `null` \
              for a step without a result",
         )),
-        (VerdictArg::DidNotHappen, None) => Ok(SagaAction::DidNotHappen),
+        (VerdictArg::DidNotHappen, None) => Ok(SagaAction::DidNotHappen { force }),
         (VerdictArg::DidNotHappen, Some(_)) => Err(CliError::usage(
             "expected no --result with --outcome did-not-happen: remove one of them",
         )),
@@ -221,7 +223,7 @@ impl Sagas {
                 let reason = reason.to_owned();
                 let request = SagaDecisionRequest { write_id, action, reason };
                 let decided = sagas.decide(id, request, decider()).await;
-                return decided.map_err(|error| failure(&error));
+                return decided.map_err(|error| failure(&error).and(force_hint(error.code())));
             }
             Self::Remote(remote) => remote,
         };
@@ -230,10 +232,15 @@ impl Sagas {
         if let Some(outcome) = action.outcome() {
             body["outcome"] = json!(outcome);
         }
-        if let SagaAction::Happened(result) = action {
-            body["result"] = result;
+        match action {
+            SagaAction::Happened(result) => body["result"] = result,
+            // An earlier version of the process rejects a member that it does not know.
+            SagaAction::DidNotHappen { force: true } => body["force"] = json!(true),
+            _ => {}
         }
-        let DecisionReply { was } = remote.request(Method::POST, &path, Some(body)).await?;
+        let decided = remote.request(Method::POST, &path, Some(body)).await;
+        let DecisionReply { was } =
+            decided.map_err(|RemoteError { failure, code }| failure.and(force_hint(&code)))?;
         Ok(was)
     }
 }

@@ -131,7 +131,7 @@ impl Idempotency {
         let request = &KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
         let scheme = request.scheme();
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
-        let Policy { terms, hook, keep_released, .. } = *policy;
+        let Policy { terms, settle, hook, keep_released, .. } = *policy;
         let executions = self.inner.executions.clone();
         // A record that cannot be encoded must not be written.
         let description = described.filter(|text| text.len() <= codec::MAX_DESCRIPTION);
@@ -139,6 +139,7 @@ impl Idempotency {
             scheme,
             fingerprint,
             terms,
+            settle,
             hook,
             may_reconcile: true,
             executions,

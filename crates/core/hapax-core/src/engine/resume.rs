@@ -61,11 +61,12 @@ impl Idempotency {
         let Some(stored) = &seen.stored else { return Err(ClaimError::NotFound) };
         let Record { scheme, fingerprint, .. } = &stored.record;
         let request = AdoptedRequest { scheme: scheme.clone(), fingerprint: *fingerprint };
-        let Policy { terms, keep_released, .. } = *policy;
+        let Policy { terms, settle, keep_released, .. } = *policy;
         let claim = exchange::ClaimRequest {
             scheme: request.scheme(),
             fingerprint: request.fingerprint,
             terms,
+            settle,
             hook: None,
             may_reconcile: false,
             executions: self.inner.executions.clone(),

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Standing, Step, done, released, renewed};
+use super::{Standing, Step, done, may_execute_until, released, renewed};
+use crate::clock::Timestamp;
 use crate::record::{FencingToken, LeaseId, Outcome, WriteId};
 
 /// Decision of an operator.
@@ -13,7 +14,8 @@ use crate::record::{FencingToken, LeaseId, Outcome, WriteId};
 pub struct Resolve {
     /// Fence that the operator saw: a record that changed since is not changed.
     pub expected: FencingToken,
-    /// Also decides a record in flight with a live lease.
+    /// Also decides a record in flight with a live lease, and one whose request
+    /// [may still execute](may_execute_until).
     pub force: bool,
     /// Also releases a record that is done, so that the operation executes again. It differs from
     /// `force`: a record that was in flight when the operator read it may be done now, under the
@@ -56,7 +58,7 @@ impl fmt::Debug for Amendment {
     }
 }
 
-pub(super) fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
+pub(super) fn by_operator(now: Timestamp, standing: &Standing<'_>, resolve: &Resolve) -> Step {
     let stored = match standing {
         Standing::Absent | Standing::Released(_) => return Step::NotFound,
         Standing::Live(stored)
@@ -72,6 +74,7 @@ pub(super) fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     if stored.record.scheme.is_saga() && !(forgets && matches!(standing, Standing::Done(..))) {
         return Step::Saga;
     }
+    let may_execute = may_execute_until(stored).filter(|until| now < *until);
     let mut record = stored.record.clone();
     if resolve.note.is_some() {
         record.notes.decision.clone_from(&resolve.note);
@@ -79,7 +82,10 @@ pub(super) fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     match (standing, &resolve.resolution) {
         (Standing::Live(_), _) if !resolve.force => Step::Rejected,
         (Standing::Done(..), DefiniteVerdict::DidNotHappen) if !resolve.forget => Step::Rejected,
-        (_, DefiniteVerdict::DidNotHappen) => Step::Write(released(&record, Duration::ZERO)),
+        (_, DefiniteVerdict::DidNotHappen) => match may_execute {
+            Some(until) if !resolve.force => Step::MayExecute { until },
+            _ => Step::Write(released(&record, Duration::ZERO)),
+        },
         (Standing::Done(_, kept), DefiniteVerdict::Happened(outcome)) if *kept == outcome => {
             Step::Recorded
         }

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::LeaseId;
+use crate::clock::Timestamp;
+
 /// The list of numbered fields of a record, each with bytes.
 ///
 /// A process stores the fields of numbers that it does not know as it read them, and decides without
@@ -29,6 +32,10 @@ impl Extensions {
 
     /// Number of the settle time: eight bytes, milliseconds.
     const SETTLE: u16 = 1;
+    /// Number of the end of an execution without a response: eight bytes, microseconds, and the lease
+    /// id of the execution. Another execution of the generation has another one, also if a process
+    /// that does not know the field began it.
+    const ENDED: u16 = 2;
 
     /// Returns the field of this number.
     #[must_use]
@@ -83,6 +90,20 @@ impl Extensions {
             Bytes::copy_from_slice(&millis.to_be_bytes())
         });
         self.set(Self::SETTLE, bytes);
+    }
+
+    /// Returns when the execution with this lease id ended or lapsed without a response, if a hook has been
+    /// called about it since: the lease of the record is then that of the call.
+    #[must_use]
+    pub fn ended(&self, lease_id: LeaseId) -> Option<Timestamp> {
+        let (at, of) = self.get(Self::ENDED)?.split_first_chunk::<8>()?;
+        (of == lease_id.as_bytes()).then(|| Timestamp::from_micros(u64::from_be_bytes(*at)))
+    }
+
+    /// Sets when the execution with this lease id ended or lapsed without a response.
+    pub fn set_ended(&mut self, lease_id: LeaseId, at: Timestamp) {
+        let field = [&at.as_micros().to_be_bytes()[..], lease_id.as_bytes()].concat();
+        self.set(Self::ENDED, Some(field.into()));
     }
 }
 

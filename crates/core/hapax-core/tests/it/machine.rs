@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::machine::{
     Amendment, ClaimEvent, DefiniteVerdict, Event, HookTiming, LocalExecution, Owner, OwnerAction,
-    Resolve, Step, Verdict, step,
+    Resolve, Step, Verdict, may_execute_until, step,
 };
 use hapax_core::store::{Draft, Snapshot, Stamp, StoredRecord};
 use hapax_core::{
@@ -115,6 +115,7 @@ fn word(step: &Step) -> String {
         Step::Gone => "gone".into(),
         Step::NotFound => "not-found".into(),
         Step::Rejected => "rejected".into(),
+        Step::MayExecute { .. } => "may-execute".into(),
         Step::Saga => "saga".into(),
         Step::Changed => "changed".into(),
     }
@@ -141,6 +142,7 @@ fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expecte
         fingerprint: &fingerprint(text),
         rehashed: &[],
         terms: terms(on_unknown),
+        settle: None,
         hook,
         may_reconcile: true,
         adopts: false,
@@ -215,6 +217,7 @@ fn a_claim_with_another_scheme_is_hashed_again() {
         fingerprint: &fingerprint("same"),
         rehashed: &[],
         terms: terms(OnUnknown::Reexecute),
+        settle: None,
         hook: None,
         may_reconcile: true,
         adopts: false,
@@ -248,6 +251,7 @@ fn a_claim_that_finds_its_own_earlier_lease_id_owns_the_key() {
         fingerprint: &fingerprint("same"),
         rehashed: &[],
         terms: terms(OnUnknown::Block),
+        settle: None,
         hook: None,
         may_reconcile: true,
         adopts: false,
@@ -272,6 +276,7 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
         fingerprint: &fingerprint,
         rehashed: &[],
         terms: terms(OnUnknown::Reexecute),
+        settle: None,
         hook: HOOK,
         may_reconcile: true,
         adopts: false,
@@ -309,6 +314,7 @@ fn executes(seen: &Snapshot) -> Draft {
         fingerprint: &fingerprint("same"),
         rehashed: &[],
         terms: terms(OnUnknown::Reexecute),
+        settle: None,
         hook: None,
         may_reconcile: true,
         adopts: false,
@@ -419,6 +425,7 @@ fn a_verdict_counts_only_for_the_write_that_announced_it() {
         announced,
         lease_id: NEW,
         terms: terms(OnUnknown::Reconcile),
+        settle: None,
         verdict,
     };
     let others = "absent:changed expired:changed released:changed live:changed lapsed:changed \
@@ -463,6 +470,7 @@ fn an_unknown_step_states_when_a_hook_may_be_called() {
             fingerprint: &fingerprint("same"),
             rehashed: &[],
             terms: terms(Reconcile),
+            settle: None,
             hook,
             may_reconcile,
             adopts: false,
@@ -509,48 +517,14 @@ fn a_takeover_keeps_generation_checkpoint_and_the_stricter_policy() {
     {
         let seen = Snapshot { now: at(0), stored: Some(stored_record(RECONCILING, 1, theirs)) };
         let verdict = Verdict::DidNotHappen;
-        let answer =
-            Event::Reconciled { announced: WRITE_ID, lease_id: NEW, terms: terms(ours), verdict };
+        let answer = Event::Reconciled {
+            announced: WRITE_ID,
+            lease_id: NEW,
+            terms: terms(ours),
+            settle: None,
+            verdict,
+        };
         let Step::Execute(draft) = step(&seen, &answer) else { panic!() };
         assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reconcile);
     }
-}
-
-#[test]
-fn an_operators_note_stays_in_the_record_until_another_decision() {
-    let note = Some(Bytes::from_static(b"by an operator"));
-    let expected = FencingToken::new(at(-10).as_micros());
-    let resolve = |resolution| {
-        let note = note.clone();
-        Event::Resolve(Resolve { expected, force: false, forget: false, resolution, note })
-    };
-    let seen = |stored| Snapshot { now: at(0), stored: Some(stored) };
-    let unknown = RecordState::Unknown { seen: None, reconciling: false };
-    let before = stored_record(unknown, 10, OnUnknown::Block);
-    for resolution in [DefiniteVerdict::DidNotHappen, DefiniteVerdict::Happened(outcome("found"))] {
-        let step = step(&seen(before.clone()), &resolve(resolution));
-        let Step::Write(draft) = step else { panic!("{step:?}") };
-        assert_eq!(draft.record.notes.decision, note);
-    }
-    let mut released = stored_record(RecordState::Released, 10, OnUnknown::Block);
-    released.record.notes.decision.clone_from(&note);
-    released.record.notes.description = Some(Bytes::from_static(b"an earlier request"));
-    let described = Bytes::from_static(b"POST /payments");
-    let claim = ClaimEvent {
-        lease_id: NEW,
-        own_lease_ids: &[],
-        scheme: &released.record.scheme.clone(),
-        fingerprint: &fingerprint("same"),
-        rehashed: &[],
-        terms: terms(OnUnknown::Block),
-        hook: None,
-        may_reconcile: true,
-        adopts: false,
-        local: &[],
-        description: Some(&described),
-    };
-    let step = step(&seen(released), &Event::Claim(claim));
-    let Step::Execute(draft) = step else { panic!("{step:?}") };
-    assert_eq!(draft.record.notes.decision, note);
-    assert_eq!(draft.record.notes.description, Some(described));
 }

@@ -93,6 +93,10 @@ bugs! {
     DecidesUnseenExecution,
     /// An operator interrupts a live lease without force.
     ResolvesWithoutForce,
+    /// An operator releases a lapsed record at once, while its request may still execute.
+    DecidesBeforeItSettled,
+    /// The announcement of a reconcile request hides when the execution ended.
+    ReconcileHidesTheEnd,
 }
 
 /// Alters the store's reply before the core receives it.
@@ -201,6 +205,11 @@ pub(super) fn alter_swap(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap
         }
         Bug::ReleasesTheUnknown if matches!(meaning, SwapPurpose::Abandon { .. }) => {
             draft.record.state = RecordState::Released;
+        }
+        Bug::ReconcileHidesTheEnd if matches!(meaning, SwapPurpose::Announce { .. }) => {
+            let settle = draft.record.extensions.settle();
+            draft.record.extensions = hapax_core::Extensions::default();
+            draft.record.extensions.set_settle(settle);
         }
         Bug::ReconcileReplacesLeaseId if matches!(meaning, SwapPurpose::Announce { .. }) => {
             draft.record.lease_id = hapax_core::LeaseId::from_bytes(*swap.write_id.as_bytes());

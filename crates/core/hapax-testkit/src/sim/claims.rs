@@ -152,6 +152,7 @@ impl Ledger {
             WriteResult::Contended => Ok(()),
             WriteResult::NotFound
             | WriteResult::Rejected
+            | WriteResult::MayExecute { .. }
             | WriteResult::Saga
             | WriteResult::Changed => ensure(false, "owner", "an owner got an operator's result"),
         }
@@ -179,6 +180,15 @@ impl Ledger {
                 let done = seen.phase == Phase::Done && !forget && outcome.is_none();
                 let live = seen.live() && !force;
                 ensure(live || done, "operator", "rejected for no reason")
+            }
+            WriteResult::MayExecute { until } => {
+                let early = !nothing && seen.clock < until.as_micros();
+                let right = seen.echo || until.as_micros() == seen.may_execute_until();
+                ensure(
+                    early && right && !force && outcome.is_none(),
+                    "operator",
+                    "rejected as it may still execute, but it cannot",
+                )
             }
             WriteResult::Changed => {
                 let done = seen.phase == Phase::Done && outcome.is_some();

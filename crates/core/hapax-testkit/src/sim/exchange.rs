@@ -441,6 +441,7 @@ const fn said(wrote: &WriteResult) -> &'static str {
         WriteResult::Gone => "gone",
         WriteResult::NotFound => "not found",
         WriteResult::Rejected => "rejected",
+        WriteResult::MayExecute { .. } => "may still execute",
         WriteResult::Saga => "of a saga",
         WriteResult::Changed => "changed",
         WriteResult::Contended => "contended",

@@ -70,6 +70,7 @@ impl World {
             scheme: plan::scheme(0),
             fingerprint: plan::fingerprint(truth.request, 0),
             terms,
+            settle: None,
             hook: None,
             may_reconcile: true,
             executions: Default::default(),
@@ -107,6 +108,7 @@ impl World {
                             policy: OnUnknown::Reexecute,
                             lease: LEASE,
                             retention: 10 * LEASE,
+                            settle: None,
                             again: false,
                         };
                         self.ledger.wrote(key, clock, fence, meaning, by, &swap)?;

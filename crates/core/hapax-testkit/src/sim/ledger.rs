@@ -101,6 +101,8 @@ impl Ledger {
                 (now.attempts, now.checkpoint) = (entered.attempt, entered.checkpoint);
                 (now.request, now.lease, now.retention) = (by.request, by.lease, by.retention);
                 (now.lease_until, now.reconciling) = (clock + by.lease, false);
+                now.settle = if anew { by.settle } else { before.settle.max(by.settle) };
+                now.lapsed = false;
                 now.keep_until = keep(&now, 0);
                 now.highest_fence = fence;
                 now.echo = by.again || (before.echo && !anew);
@@ -123,6 +125,7 @@ impl Ledger {
                 }
                 if before.phase == Phase::Held {
                     now.seen_outcome = None;
+                    (now.ended, now.lapsed) = (before.lease_until, true);
                 }
                 (now.phase, now.reconciling) = (Phase::Unknown, true);
                 now.lease_until = clock + timeout;
@@ -165,6 +168,12 @@ impl Ledger {
                     None => {
                         let told = !over || forget;
                         ensure(told, "S3", "an outcome was removed without `forget`")?;
+                        let settled = before.latest >= before.may_execute_until();
+                        ensure(
+                            settled || force || before.echo,
+                            "operator",
+                            "decided that it did not happen while it may still execute",
+                        )?;
                         release(&mut now, 0);
                     }
                 }
@@ -211,6 +220,7 @@ impl Ledger {
                 ensure(held, "S2", "an owner abandoned a record that was not in flight")?;
                 (now.phase, now.reconciling, now.lease_until) = (Phase::Unknown, false, clock);
                 now.seen_outcome = seen_outcome;
+                (now.ended, now.lapsed) = (clock, false);
                 now.keep_until = keep(now, 0);
             }
             SwapPurpose::Withdraw { keep: more } => {

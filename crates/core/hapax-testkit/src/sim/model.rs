@@ -20,6 +20,9 @@ pub(super) const fn ensure(holds: bool, promise: &'static str, what: &'static st
 /// A time that never comes.
 pub(super) const NEVER: u64 = u64::MAX;
 
+/// Time by which clocks and frozen processes may exceed a settle time.
+const MARGIN: u64 = 30_000_000;
+
 /// State of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
@@ -47,6 +50,12 @@ pub(super) struct KeyModel {
     /// Lease and retention of the terms.
     pub(super) lease: u64,
     pub(super) retention: u64,
+    /// The longest settle time of the executions of this generation.
+    pub(super) settle: Option<u64>,
+    /// When the last execution lapsed or was abandoned.
+    pub(super) ended: u64,
+    /// True if it lapsed.
+    pub(super) lapsed: bool,
     pub(super) attempts: u32,
     pub(super) checkpoint: Option<u16>,
     pub(super) outcome: u16,
@@ -82,6 +91,9 @@ impl KeyModel {
         keep_until: NEVER,
         lease: 0,
         retention: 0,
+        settle: None,
+        ended: 0,
+        lapsed: false,
         attempts: 0,
         checkpoint: None,
         outcome: 0,
@@ -107,6 +119,18 @@ impl KeyModel {
 
     pub(super) const fn was_lapsed(&self) -> bool {
         self.latest >= self.lease_until
+    }
+
+    /// Returns the time until which the request of the last execution may still execute; zero if it is over.
+    pub(super) fn may_execute_until(&self) -> u64 {
+        let ended = match self.phase {
+            Phase::Held => self.lease_until,
+            // Its owner ended by itself, and had a response or sends no request to another system.
+            Phase::Unknown if !self.lapsed && self.settle.is_none() => return 0,
+            Phase::Unknown if self.seen_outcome.is_none() => self.ended,
+            _ => return 0,
+        };
+        ended + self.settle.unwrap_or(0) + MARGIN
     }
 
     /// Returns whether the record has no owner and no outcome.
@@ -214,6 +238,7 @@ pub(super) struct SwapSender {
     pub(super) policy: OnUnknown,
     pub(super) lease: u64,
     pub(super) retention: u64,
+    pub(super) settle: Option<u64>,
     /// True if a copy of this swap was written before.
     pub(super) again: bool,
 }

@@ -138,6 +138,7 @@ impl World {
                 policy: claim.policy,
                 lease: claim.lease,
                 retention: claim.retention,
+                settle: claim.settle,
                 again,
             },
             ExchangeKind::Write(write) => {
@@ -150,6 +151,7 @@ impl World {
                     policy: terms.on_unknown,
                     lease: 0,
                     retention: 0,
+                    settle: None,
                     again,
                 }
             }

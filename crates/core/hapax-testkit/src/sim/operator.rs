@@ -5,6 +5,7 @@ use hapax_core::exchange::{WriteExchange, WriteResult};
 use hapax_core::machine::{DefiniteVerdict, Resolve};
 use hapax_core::store::Snapshot;
 
+use super::bug::Bug;
 use super::ledger::{KeyModel, SwapPurpose};
 use super::plan::{self, KEYS, MS, OPERATORS_OUTCOMES};
 use super::tally::{Event as Count, Fault};
@@ -24,7 +25,9 @@ impl World {
         let key = self.below(KEYS as u64) as u8;
         self.operators.push(Operator { key, seen: None });
         let looker = LoadOrigin::Operator { operator };
-        self.at(MS, SimEvent::Look { looker });
+        // Some wait until requests that may still execute have ended.
+        let pause = if self.chance(300) { 28_000 * MS + self.below(8_000 * MS) } else { MS };
+        self.at(pause, SimEvent::Look { looker });
     }
 
     pub(super) fn operator_looked(&mut self, operator: u32, found: Option<(Snapshot, KeyModel)>) {
@@ -53,8 +56,11 @@ impl World {
             Some(outcome) => DefiniteVerdict::Happened(plan::outcome(outcome)),
             None => DefiniteVerdict::DidNotHappen,
         };
-        let resolve =
-            Resolve { expected: FencingToken::new(fence), force, forget, resolution, note: None };
+        let expected = FencingToken::new(fence);
+        let mut resolve = Resolve { expected, force, forget, resolution, note: None };
+        if self.bug == Some(Bug::DecidesBeforeItSettled) && !truth.live() {
+            resolve.force = true;
+        }
         let name = plan::key(usize::from(key));
         let Ok((writing, next)) = WriteExchange::resolve(name, seen, resolve, &self.ids.0) else {
             return self.no_entropy();
@@ -89,6 +95,9 @@ impl World {
 
     pub(super) fn operator_hears(&mut self, meaning: SwapPurpose, wrote: &WriteResult) {
         let SwapPurpose::Operator { force, outcome, .. } = meaning else { return };
+        if matches!(wrote, WriteResult::MayExecute { .. }) {
+            return self.count(Count::OperatorEarly);
+        }
         if !matches!(wrote, WriteResult::Recorded(_)) {
             return self.count(Count::OperatorRejected);
         }

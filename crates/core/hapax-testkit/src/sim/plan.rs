@@ -46,6 +46,8 @@ pub(super) struct Plan {
     pub(super) steps: u64,
     /// Limit of the sum of steps back of the store's clock.
     pub(super) back: u64,
+    /// Chance that an execution sends a request to another system.
+    pub(super) settles: u64,
     pub(super) operators: u64,
     pub(super) reaps: u64,
 }
@@ -75,6 +77,7 @@ impl Plan {
             pauses: rng.below(4),
             steps: rng.below(4),
             back: if far_back { 10_000 * MS } else { SHORTEST_LEASE - MS },
+            settles: [100, 900][rng.below(2) as usize],
             operators: rng.below(9),
             reaps: 16,
         }
@@ -101,6 +104,12 @@ impl Plan {
         let lease = micros([SHORTEST_LEASE, 1_000 * MS][rng.below(2) as usize]);
         let retention = lease * [1, 2, 3, 6][rng.below(4) as usize];
         Terms { lease, retention, on_unknown }
+    }
+
+    /// Returns the settle time of a claim. Most executions of a schedule send requests, or most do not.
+    pub(super) fn settle(&self, rng: &SeededEntropy) -> Option<Duration> {
+        let settle = Duration::from_micros([300 * MS, 2_000 * MS][rng.below(2) as usize]);
+        (rng.below(1_000) < self.settles).then_some(settle)
     }
 
     pub(super) fn hook(&self, rng: &SeededEntropy, policy: OnUnknown) -> Option<HookTiming> {

@@ -138,6 +138,7 @@ pub(super) struct SimClaim {
     pub(super) policy: OnUnknown,
     pub(super) lease: u64,
     pub(super) retention: u64,
+    pub(super) settle: Option<u64>,
     pub(super) hook: Option<(u64, u64)>,
     /// The last execution to which one of its swaps was admitted.
     pub(super) execution: Option<u32>,

@@ -120,6 +120,8 @@ counts! {
     Released = "claims landed late, released",
     /// Operators' decisions that were rejected or came too late.
     OperatorRejected = "operators: rejected",
+    /// Operators' decisions that were rejected, as the request may still execute.
+    OperatorEarly = "operators: too early",
     /// Effects downstream.
     Effect = "effects",
     /// Effects that a fence rejected.

@@ -56,6 +56,7 @@ impl World {
     fn claim(&mut self, worker: u8, seen: Snapshot) {
         let mut terms = self.plan.terms(&self.rng.0);
         let policy = terms.on_unknown;
+        let settle = self.plan.settle(&self.rng.0);
         let hook = self.plan.hook(&self.rng.0, policy);
         if self.bug == Some(Bug::IgnoresTheClaimersPolicy) {
             terms.on_unknown = OnUnknown::Reexecute;
@@ -73,6 +74,7 @@ impl World {
             scheme: plan::scheme(scheme),
             fingerprint: plan::fingerprint(request, scheme),
             terms,
+            settle,
             hook,
             may_reconcile: true,
             executions,
@@ -91,6 +93,7 @@ impl World {
             policy,
             lease: micros(terms.lease),
             retention: micros(terms.retention),
+            settle: settle.map(micros),
             hook: hook.map(|hook| (micros(hook.after), micros(hook.timeout))),
             execution: None,
             asked: None,

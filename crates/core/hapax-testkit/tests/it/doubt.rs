@@ -197,6 +197,7 @@ impl World {
                     scheme: FingerprintScheme::new("doubt/1").unwrap(),
                     fingerprint: Fingerprint::builder("doubt/1").finish(),
                     terms: Terms { lease: LEASE, retention: RETENTION, on_unknown },
+                    settle: None,
                     hook: None,
                     may_reconcile: true,
                     executions: Default::default(),

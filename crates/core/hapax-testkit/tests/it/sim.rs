@@ -94,4 +94,6 @@ finds! {
     finds_a_world_that_asks_too_soon: CallsHookTooSoon
     finds_a_world_that_resolves_the_unseen: DecidesUnseenExecution
     finds_a_world_that_resolves_without_force: ResolvesWithoutForce
+    finds_a_world_that_decides_before_it_settled: DecidesBeforeItSettled
+    finds_a_world_that_forgets_when_an_execution_ended: ReconcileHidesTheEnd
 }

@@ -382,10 +382,17 @@ impl RequestExecution {
                 });
                 let classified = self.classify(overrides, &head, Some(trailers.as_ref()));
                 let Classified { class, retention, is_elsewhere } = classified;
+                let by_none = head.extensions.get::<ClassifiedResponse>().is_some();
                 let response = Response::from_parts(head, read.clone());
                 let cookies = self.policy.options.cookies;
-                let kept = (class != OutcomeClass::Retryable)
-                    .then(|| keep(FullResponse::of(&response, trailers.as_ref(), cookies)));
+                // A response that no handler returned shows no end of the operation.
+                let is_kept = match class {
+                    OutcomeClass::Final => true,
+                    OutcomeClass::Unknown => !by_none,
+                    OutcomeClass::Retryable => false,
+                };
+                let kept =
+                    is_kept.then(|| keep(FullResponse::of(&response, trailers.as_ref(), cookies)));
                 let head = response.into_parts().0;
                 let redirect = is_elsewhere.then(|| redirect(&self.named.uri, &head)).flatten();
                 (Recording { class, retention, kept, redirect, commits }, head)

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
-use hapax_core::{Clock as _, HookTiming, Verdict};
+use hapax_core::{Clock as _, HookTiming, Idempotency, Store as _, Verdict};
 use hapax_messages::{
-    DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, InboxBuilder, Message,
+    DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, Inbox, InboxBuilder, Message,
     MessageExecution, MessageFailure, MessageId, OrderKeyQuery, OrderKeyState,
 };
 use hapax_testkit::messages::MemoryDeadLetters;
@@ -435,5 +435,36 @@ async fn a_store_of_dead_letters_that_panics_holds_its_messages_and_stops_no_con
     assert_eq!(world.effects(), once(["k-1", "m-1", "m-2"].map(str::to_owned)));
     let reasons: Vec<_> = world.dead_letters().into_iter().map(|(_, reason, ..)| reason).collect();
     assert_eq!(reasons, [DeadLetterReason::NoId, DeadLetterReason::Mismatch]);
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_whose_attempts_failed_may_execute_for_the_settle_time_and_one_that_was_rejected_may_not()
+ {
+    let world = World::new();
+    let options = |inbox: InboxBuilder| {
+        inbox.reexecute().attempts(attempts(1, Duration::from_secs(1))).settle(2 * LEASE)
+    };
+    let handler = |message: MessageExecution| {
+        std::future::ready(Err(match message.id().as_str() {
+            "late" => MessageFailure::retry("no response in time"),
+            _ => MessageFailure::reject("422"),
+        }))
+    };
+    let process = world.process(options, handler);
+    for id in ["late", "rejected"] {
+        world.send(id);
+    }
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(world.dead_letters().len(), 2);
+    let engine = Idempotency::builder(Arc::clone(&world.memory)).build().unwrap();
+    for (id, may) in [("late", true), ("rejected", false)] {
+        let key = MessageId::new(id).unwrap().to_key();
+        let id = engine.operation_id(&Inbox::scope("orders"), &key);
+        let stored = world.memory.load(&id).await.unwrap().stored.unwrap();
+        let until = stored.lease_until.after(2 * LEASE + Duration::from_secs(30));
+        assert_eq!(Inbox::may_execute_until(&stored), may.then_some(until));
+        assert!(stored.lease_until < world.clock.now());
+    }
     assert!(process.stop().await);
 }

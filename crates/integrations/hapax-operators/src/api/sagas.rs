@@ -46,7 +46,7 @@ pub(super) const INDEX: [(&str, &str, &str); 9] = [
     (
         "POST",
         "/api/sagas/ID/resolve",
-        r#"{"write_id": "…", "reason": "…", "outcome": "happened", "result": JSON}: the stuck step happened, with this result; or "outcome": "did-not-happen", without a result: it is tried again under its key"#,
+        r#"{"write_id": "…", "reason": "…", "outcome": "happened", "result": JSON}: the stuck step happened, with this result; or "outcome": "did-not-happen", without a result: it is tried again under its key; while a try may still take effect only with "force": true"#,
     ),
     (
         "POST",
@@ -163,6 +163,8 @@ struct ResolveStep {
     #[serde(default)]
     who: Option<String>,
     outcome: OperatorVerdict,
+    #[serde(default)]
+    force: bool,
     /// `Some(Value::Null)` for a `null` in the request.
     #[serde(default, deserialize_with = "present")]
     result: Option<Value>,
@@ -205,13 +207,13 @@ async fn resolve(
     PeerAddr(peer): PeerAddr,
     body: Result<Json<ResolveStep>, JsonRejection>,
 ) -> Response {
-    let ResolveStep { write_id, reason, who, outcome, result } = match body {
+    let ResolveStep { write_id, reason, who, outcome, force, result } = match body {
         Ok(Json(resolve)) => resolve,
         Err(rejected) => return bad_body(&rejected),
     };
     let action = match (outcome, result) {
         (OperatorVerdict::Happened, Some(result)) => SagaAction::Happened(result),
-        (OperatorVerdict::DidNotHappen, None) => SagaAction::DidNotHappen,
+        (OperatorVerdict::DidNotHappen, None) => SagaAction::DidNotHappen { force },
         (OperatorVerdict::Happened, None) => {
             return bad_request(
                 "expected the `result` of a step that happened, found none: add it as JSON",

@@ -5,7 +5,7 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hapax_core::store::StoredRecord;
-use hapax_core::{OperationId, Outcome, Record, RecordState, Timestamp};
+use hapax_core::{OperationId, Outcome, Record, RecordState, Timestamp, may_execute_until};
 use hapax_http::stored_response::StoredResponse;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -92,6 +92,10 @@ pub struct RecordView {
     pub ended: Option<String>,
     /// The end of the lease.
     pub lease_until: String,
+    /// Time from which the request of an unknown outcome no longer executes, if that is later than `now`. A
+    /// service may work on after its caller has gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub may_execute_until: Option<String>,
     /// When it expires; `None` for never.
     pub keep_until: Option<String>,
     /// The operation as it was described at its claim; only where there is a secret.
@@ -212,6 +216,7 @@ impl RecordView {
             began: rfc3339(stored.fence.issued_at()),
             ended: ended(stored).map(rfc3339),
             lease_until: rfc3339(stored.lease_until),
+            may_execute_until: may_execute(stored, now),
             keep_until: stored.keep_until.map(rfc3339),
             described: described(record),
             decision: decided(record),
@@ -252,6 +257,13 @@ impl ResponseView {
             }
         }
     }
+}
+
+fn may_execute(stored: &StoredRecord, now: Timestamp) -> Option<String> {
+    // While a process renews its lease the time is not known.
+    let is_unknown = StateView::of(stored, now) == StateView::Unknown;
+    let until = may_execute_until(stored).filter(|until| is_unknown && now < *until);
+    until.map(rfc3339)
 }
 
 /// Returns the description; `None` also for one that this version cannot read.

@@ -41,7 +41,10 @@ pub enum SagaAction {
     /// alone the value of a step that returns `()`.
     Happened(Value),
     /// The step that is stuck did not happen: it is tried again under its key.
-    DidNotHappen,
+    DidNotHappen {
+        /// Also while a try of it may still take effect.
+        force: bool,
+    },
     /// The undo that is stuck is skipped.
     Skip,
     /// The saga fails: what happened is undone. One that has run nothing ends at once, without a process;
@@ -163,7 +166,7 @@ impl SagaAction {
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Retry => "retry",
-            Self::Happened(_) | Self::DidNotHappen => "resolve",
+            Self::Happened(_) | Self::DidNotHappen { .. } => "resolve",
             Self::Skip => "skip",
             Self::Abort => "abort",
         }
@@ -174,7 +177,7 @@ impl SagaAction {
     pub const fn outcome(&self) -> Option<OperatorVerdict> {
         match self {
             Self::Happened(_) => Some(OperatorVerdict::Happened),
-            Self::DidNotHappen => Some(OperatorVerdict::DidNotHappen),
+            Self::DidNotHappen { .. } => Some(OperatorVerdict::DidNotHappen),
             Self::Retry | Self::Skip | Self::Abort => None,
         }
     }
@@ -191,7 +194,7 @@ impl SagaAction {
                     },
                 )?
             }
-            Self::DidNotHappen => SagaDecision::DidNotHappen,
+            Self::DidNotHappen { force } => SagaDecision::DidNotHappen { force: *force },
             Self::Skip => SagaDecision::Skip,
             Self::Abort => SagaDecision::Abort,
         })

@@ -113,6 +113,10 @@ pub struct StuckView {
     pub detail: String,
     /// Time at which it became stuck.
     pub since: String,
+    /// Time from which a try of the step no longer takes effect, if that is later than now. A system may work
+    /// on after its caller has gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub may_execute_until: Option<String>,
 }
 
 /// A saga with its steps and decisions.
@@ -317,6 +321,7 @@ impl SagaSummary {
             direction: Direction::Forward.as_str().to_owned(),
             detail: REJECTED.to_owned(),
             since: rfc3339(since),
+            may_execute_until: None,
         };
         let id = SagaId::of_rejected(key).to_string();
         Self { stuck: Some(stuck), ..Self::none(id, SagaStateView::Stuck) }
@@ -352,7 +357,7 @@ impl SagaSummary {
             started: log.map(|log| time(log.started)),
             due: entry.map(|entry| rfc3339(entry.due)),
             attempt: saga.attempt,
-            stuck: stuck.map(|(log, stuck)| StuckView::of(log, stuck)),
+            stuck: stuck.map(|(log, stuck)| StuckView::of(log, stuck, saga.now)),
             parked_until: parked.map(|parked| time(parked.until)),
             signal: parked.and_then(|parked| parked.signal.clone()),
         }
@@ -360,7 +365,8 @@ impl SagaSummary {
 }
 
 impl StuckView {
-    fn of(log: &Log, stuck: &hapax_saga::log::Stuck) -> Self {
+    fn of(log: &Log, stuck: &hapax_saga::log::Stuck, now: Timestamp) -> Self {
+        let until = stuck.may_take_effect_until().map(Timestamp::from);
         let step = stuck.step.and_then(|step| log.steps.get(step));
         Self {
             reason: stuck.reason.as_str().to_owned(),
@@ -369,6 +375,7 @@ impl StuckView {
             direction: stuck.direction.as_str().to_owned(),
             detail: stuck.detail.clone(),
             since: time(stuck.since),
+            may_execute_until: until.filter(|until| now < *until).map(rfc3339),
         }
     }
 }

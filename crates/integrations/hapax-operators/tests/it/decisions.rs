@@ -1,6 +1,9 @@
 //! Decisions about stuck sagas.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use crate::world::{Paid, Service, is_cancelled};
 
@@ -60,10 +63,62 @@ async fn a_step_that_did_not_happen_is_called_again() {
     service.systems.fail("charge");
     let (started, shown) = service.stuck("k").await;
     service.systems.succeed("charge");
+    // A try of it can no longer take effect.
+    sleep(Duration::from_secs(600)).await;
     let (status, decided) =
         service.decide(&shown, "resolve", json!({ "outcome": "did-not-happen" })).await;
     assert_eq!(status, 200, "{decided}");
     assert_eq!(started.outcome().await.unwrap().id, "bank");
+}
+
+#[tokio::test(start_paused = true)]
+async fn w39_a_step_whose_call_may_still_take_effect_is_not_decided_as_not_happened_without_force()
+{
+    let did_not_happen = json!({ "outcome": "did-not-happen" });
+    for (early, then) in [
+        (json!({ "outcome": "happened", "result": paid() }), "the operator"),
+        (json!({ "outcome": "did-not-happen", "force": true }), "bank"),
+    ] {
+        let service = Service::start();
+        service.systems.fail("charge");
+        let (started, shown) = service.stuck("k").await;
+        service.systems.succeed("charge");
+        // The try ended just now: its timeout of 30 s, the settle time of 60 s, and 30 s more.
+        let until = &shown["stuck"]["may_execute_until"];
+        let (status, rejected) = service.decide(&shown, "resolve", did_not_happen.clone()).await;
+        assert_eq!((status, &rejected["code"]), (409, &json!("may-execute")), "{rejected}");
+        assert_eq!(&rejected["may_execute_until"], until);
+        let text = rejected["error"].as_str().unwrap();
+        assert!(text.contains("`happened` is accepted now"), "{text}");
+        let (status, decided) = service.decide(&shown, "resolve", early).await;
+        assert_eq!(status, 200, "{decided}");
+        assert_eq!(started.outcome().await.unwrap().id, then);
+    }
+    let service = Service::start();
+    service.systems.fail("charge");
+    let (started, shown) = service.stuck("k").await;
+    service.systems.succeed("charge");
+    let ended = shown["steps"][1]["forward"]["last"].as_str().unwrap();
+    let until = shown["stuck"]["may_execute_until"].as_str().unwrap();
+    assert_eq!(seconds(until) - seconds(ended), 120.0, "{shown}");
+    sleep(Duration::from_secs(119)).await;
+    let (status, rejected) = service.decide(&shown, "resolve", did_not_happen.clone()).await;
+    assert_eq!(status, 409, "{rejected}");
+    sleep(Duration::from_secs(1)).await;
+    let (status, decided) = service.decide(&shown, "resolve", did_not_happen).await;
+    assert_eq!(status, 200, "{decided}");
+    assert_eq!(started.outcome().await.unwrap().id, "bank");
+}
+
+fn paid() -> Value {
+    json!({ "id": "the operator", "note": null, "cents": 1999 })
+}
+
+/// Returns the second of the day of a time.
+fn seconds(time: &str) -> f64 {
+    let mut parts = time.split(['T', 'Z']).nth(1).unwrap().split(':');
+    let mut next = || parts.next().unwrap().parse::<f64>().unwrap();
+    3600.0 * next() + 60.0 * next() + next()
 }
 
 #[tokio::test(start_paused = true)]

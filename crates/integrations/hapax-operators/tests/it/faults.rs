@@ -134,7 +134,7 @@ async fn a_saga_that_could_not_be_woken_at_once_is_woken_a_second_later() {
     // Its entry is due once a day from now on.
     tokio::time::sleep(Duration::from_secs(60)).await;
     store.postponements.store(true, Ordering::Relaxed);
-    let resolve = json!({ "outcome": "did-not-happen" });
+    let resolve = json!({ "outcome": "did-not-happen", "force": true });
     let (decided, ()) = tokio::join!(service.decide(&shown, "resolve", resolve), async {
         tokio::time::sleep(Duration::from_millis(500)).await;
         service.systems.succeed("charge");
@@ -171,7 +171,7 @@ async fn a_decision_whose_saga_could_not_be_woken_can_be_repeated_and_wakes_it()
     let (started, shown) = service.stuck("k").await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     store.postponements.store(true, Ordering::Relaxed);
-    let resolve = json!({ "outcome": "did-not-happen" });
+    let resolve = json!({ "outcome": "did-not-happen", "force": true });
     let (status, error) = service.decide(&shown, "resolve", resolve.clone()).await;
     assert_eq!((status, &error["code"]), (503, &json!("not-woken")), "{error}");
     store.postponements.store(false, Ordering::Relaxed);

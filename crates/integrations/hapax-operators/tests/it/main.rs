@@ -8,5 +8,6 @@
 
 mod decisions;
 mod faults;
+mod keys;
 mod sagas;
 mod world;

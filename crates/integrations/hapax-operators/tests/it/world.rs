@@ -200,6 +200,14 @@ impl Service {
         self.send("GET", path, TOKEN, String::new()).await
     }
 
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store)
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.send("POST", path, TOKEN, body.to_string()).await
+    }
+
     /// Inserts the entry of a saga that is started in a transaction.
     pub(crate) async fn insert(&self, entry: NewEntry) {
         self.store.capabilities().schedule.unwrap().insert(entry).await.unwrap();

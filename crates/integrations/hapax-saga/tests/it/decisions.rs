@@ -157,7 +157,7 @@ async fn change(world: &World, id: OperationId, change: impl FnOnce(&mut Log)) {
 
 #[tokio::test(start_paused = true)]
 async fn a_decision_about_a_saga_that_is_stuck_in_a_pause_does_not_end_the_pause() {
-    for decision in [SagaDecision::Retry, SagaDecision::DidNotHappen] {
+    for decision in [SagaDecision::Retry, SagaDecision::DidNotHappen { force: false }] {
         let world = World::new();
         let saga = Saga::define("waits", 1, ()).flow(move |op, (): ()| async move {
             op.signal::<u32>("number", 3 * DAY).await.ok_or_else(|| "it is too late".to_owned())
@@ -169,7 +169,7 @@ async fn a_decision_about_a_saga_that_is_stuck_in_a_pause_does_not_end_the_pause
         change(&world, started.id(), |log| {
             let (reason, direction) = (StuckReason::Crashed, Direction::Forward);
             let (step, since, detail) = (Some(0), log.started, String::new());
-            log.stuck = Some(Stuck { reason, step, direction, detail, since });
+            log.stuck = Some(Stuck { reason, step, direction, detail, since, quiet: None });
         })
         .await;
         let view = stuck(&operator).await;

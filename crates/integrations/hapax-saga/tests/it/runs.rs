@@ -327,7 +327,9 @@ fn an_operator_resolves_an_undo_whose_key_has_expired() {
     assert_eq!(step.outcome, Some(StepOutcome::Happened(encoded(&1_u32))));
 
     hand.again(&log);
-    hand.decide(&SagaDecision::DidNotHappen);
+    // The last try of the undo can no longer take effect.
+    hand.now = hand.now.after(300 * SECOND);
+    hand.decide(&SagaDecision::DidNotHappen { force: false });
     assert!(matches!(hand.next(), Effect::Undo(_)));
 }
 

@@ -224,7 +224,7 @@ pub(super) struct DecisionArgs {
     /// Only if the record has this fence [default: its present one]
     #[arg(long, value_name = "N")]
     pub(super) fence: Option<u64>,
-    /// Even if it is executing
+    /// Even if it is executing, or may still execute
     #[arg(long)]
     pub(super) force: bool,
     /// Even if it is completed: its response is lost, and it executes again

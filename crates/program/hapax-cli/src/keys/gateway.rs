@@ -42,9 +42,9 @@ struct Confirmed {
 
 /// Errors of a call.
 pub(crate) struct RemoteError {
-    failure: CliError,
+    pub(crate) failure: CliError,
     /// The code of the API's error; empty if there is none.
-    code: String,
+    pub(crate) code: String,
 }
 
 impl From<CliError> for RemoteError {

@@ -46,6 +46,9 @@ fn write_list(out: &mut String, listed: &RecordList) -> std::fmt::Result {
         if let Some(described) = &key.described {
             writeln!(out, "          {}", described_line(described))?;
         }
+        if let Some(until) = &key.may_execute_until {
+            writeln!(out, "          may still execute until {until}")?;
+        }
     }
     if let Some(as_of) = &listed.as_of {
         writeln!(out, "as of {as_of}, with what the gateway saw since")?;
@@ -99,6 +102,14 @@ fn write_show(out: &mut String, view: &RecordView) -> std::fmt::Result {
         ("scheme", &view.scheme),
     ] {
         writeln!(out, "{name:<12} {value}")?;
+    }
+    if let Some(until) = &view.may_execute_until {
+        writeln!(
+            out,
+            "{:<12} until {until}: the service may work on after its caller has gone, so look for the \
+             effect after that",
+            "may execute"
+        )?;
     }
     if let Some(described) = &view.described {
         writeln!(out, "{:<12} {}", "operation", described_line(described))?;
@@ -201,6 +212,11 @@ pub(super) fn override_hint(code: &str, wanted: OperatorVerdict) -> &'static str
         ("in-flight", _) => " (--force)",
         ("other-kind", _) => " (--any-kind)",
         ("done", OperatorVerdict::DidNotHappen) => " (--forget)",
-        _ => "",
+        _ => force_hint(code),
     }
+}
+
+/// Returns the option that forces a decision while a request may still execute.
+pub(crate) fn force_hint(code: &str) -> &'static str {
+    if code == "may-execute" { " (--force)" } else { "" }
 }

@@ -85,7 +85,9 @@ pub(super) enum MessagesCommand {
 /// their order keys stay blocked. Messages with a selected order key that arrive meanwhile are parked;
 /// they are redriven too, unless they are behind one that stays. At a dead letter with the reason
 /// mismatch the command ends with an error: publish that message under an id of its own, and drop the
-/// dead letter; so it does at one with the reason no-id without --new-id. Dead letters of the outbox are moved back to it, and need no --to. The command
+/// dead letter; so it does at one with the reason no-id without --new-id. At one whose former handler may still
+/// execute it ends too, and prints until when: a service may work on after its caller has gone. Dead letters of the
+/// outbox are moved back to it, and need no --to. The command
 /// may be interrupted and run again.
 #[derive(Debug, Args)]
 pub(super) struct RedriveArgs {
@@ -126,6 +128,9 @@ pub(super) struct RedriveArgs {
     /// redriven
     #[arg(long, value_name = "DUR", default_value = "60s", value_parser = crate::duration)]
     pub(super) wait: std::time::Duration,
+    /// With --store: even if a former handler of the message, or a request that it sent, may still execute
+    #[arg(long)]
+    pub(super) force: bool,
     /// The reason, stored with the decision
     #[arg(long, value_name = "TEXT")]
     pub(super) reason: String,

@@ -22,13 +22,16 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{DefiniteVerdict, Idempotency, RecordState, Resolve, Store, WriteResult};
+use hapax_core::{
+    DefiniteVerdict, Idempotency, RecordState, Resolve, Store, Timestamp, WriteResult,
+};
 use hapax_file::OpenError;
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_messages::{
     DeadLetter, DeadLetterReason, DeadLetterStore as _, Inbox, MessageId, MessageSink,
     OrderKeyQuery, OrderKeyState, OutgoingMessage,
 };
+use hapax_operators::rfc3339;
 use hapax_postgres_messages::{
     DeadLetterPosition, DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER, PgDeadLetterStore,
 };
@@ -60,6 +63,8 @@ struct Redrive {
     /// Whether a message without an id gets one.
     new_id: bool,
     wait: Duration,
+    /// Whether records are released whose handlers may still execute.
+    force: bool,
     reason: String,
 }
 
@@ -100,6 +105,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
         },
         new_id: args.new_id,
         wait: args.wait,
+        force: args.force,
         reason: args.reason,
     };
     let mut start = redrive.dead_letters.last_position().await.map_err(unavailable)?;
@@ -144,6 +150,15 @@ fn not_redriven(waiting: usize, is_file: bool) -> CliError {
     CliError::no(format!(
         "expected the oldest dead letter of each order key, found {waiting} behind older ones, which were \
          not redriven: {then}"
+    ))
+}
+
+/// Returns the error of a message whose former handler may still execute.
+fn early(name: &str, until: Timestamp, now: Timestamp) -> CliError {
+    let (seconds, until) = (until.since(now).as_secs_f64().ceil(), rfc3339(until));
+    CliError::no(format!(
+        "{name}: a former handler of the message, or the request that it sent, may still execute until {until} \
+         (in {seconds} s): run the command again then, or with --force"
     ))
 }
 
@@ -330,7 +345,7 @@ impl Redrive {
             }
         };
         let number = self.begin(dead_letter).await?;
-        let released = self.release(&dead_letter.consumer, &id).await?;
+        let released = self.release(&dead_letter.consumer, &id, &hex[..12]).await?;
         let destination = super::redrive_destination(&dead_letter.origin);
         let mut message = OutgoingMessage::new(destination, id, contents.payload);
         message.broker_id = Some(format!("{} redrive {} {number}", message.id, &hex[..12]));
@@ -357,7 +372,12 @@ impl Redrive {
     }
 
     /// Releases the record of the message, unless it says that the message was handled.
-    async fn release(&self, consumer: &str, id: &MessageId) -> Result<Released, CliError> {
+    async fn release(
+        &self,
+        consumer: &str,
+        id: &MessageId,
+        name: &str,
+    ) -> Result<Released, CliError> {
         let Some((engine, opened)) = &self.records else { return Ok(Released::NoStore) };
         let id = engine.operation_id(&Inbox::scope(consumer), &id.to_key());
         let seen = opened.store.load(&id).await.map_err(CliError::unavailable)?;
@@ -367,9 +387,16 @@ impl Redrive {
             RecordState::Done(_) => return Ok(Released::Handled),
             RecordState::Released | RecordState::InFlight | RecordState::Unknown { .. } => false,
         };
+        let may_execute = Inbox::may_execute_until(&stored).filter(|until| seen.now < *until);
+        // Of one that a consumer handles just now, nothing is forced.
+        let is_over = stored.lease_until <= seen.now;
+        match may_execute {
+            Some(until) if is_over && !self.force => return Err(early(name, until, seen.now)),
+            _ => {}
+        }
         let resolve = Resolve {
             expected: stored.fence,
-            force: false,
+            force: self.force && is_over,
             forget,
             resolution: DefiniteVerdict::DidNotHappen,
             note: None,
@@ -377,6 +404,7 @@ impl Redrive {
         let resolved = engine.resolve(id, resolve).await.map_err(CliError::unavailable)?;
         match resolved.result {
             WriteResult::Recorded(_) | WriteResult::NotFound => Ok(Released::Parked),
+            WriteResult::MayExecute { until } => Err(early(name, until, resolved.was.now)),
             _ => Err(CliError::no(
                 "--store: expected the record of a parked message, found one that is in flight or was \
                  changed meanwhile: run the command again",

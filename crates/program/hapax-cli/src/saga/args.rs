@@ -71,8 +71,8 @@ pub(super) enum SagaCommand {
     /// State whether a stuck step happened; the saga continues
     ///
     /// For `unknown`, `key-expired` and `too-large`, after a look into the records of the called system. With
-    /// did-not-happen the step is called again under its key: state it only if no earlier call can still take
-    /// effect.
+    /// did-not-happen the step is called again under its key: it is rejected while an earlier call may still take
+    /// effect, see `show`, since a system may work on after its caller has gone.
     Resolve {
         #[command(flatten)]
         at: StoreSelector,
@@ -87,6 +87,9 @@ pub(super) enum SagaCommand {
         /// returns nothing
         #[arg(long, value_name = "JSON")]
         result: Option<String>,
+        /// With did-not-happen: even if a call may still take effect
+        #[arg(long)]
+        force: bool,
         /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,

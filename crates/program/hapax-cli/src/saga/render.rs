@@ -62,10 +62,12 @@ fn definition(saga: &SagaSummary) -> String {
 }
 
 fn stuck_line(stuck: &StuckView) -> String {
-    let StuckView { reason, step, nth, direction, detail, since } = stuck;
+    let StuckView { reason, step, nth, direction, detail, since, may_execute_until } = stuck;
     let undo = if direction == "undo" { "the undo of " } else { "" };
     let step = step.as_ref().map(|step| format!(" in {undo}{}", numbered(step, *nth)));
-    format!("{reason}{} since {since}: {}", step.unwrap_or_default(), line(detail))
+    let may = may_execute_until.as_ref().map(|until| format!("; may still execute until {until}"));
+    let (step, may) = (step.unwrap_or_default(), may.unwrap_or_default());
+    format!("{reason}{step} since {since}: {}{may}", line(detail))
 }
 
 /// Returns the name of a step, with its number if there is an earlier one of that name.
@@ -193,7 +195,7 @@ pub(super) fn decided(action: &SagaAction) -> String {
             "retry: the stuck step, undo or flow has new tries; see `hapax saga show`"
         }
         SagaAction::Happened(_) => "resolved: the step happened, and the saga continues",
-        SagaAction::DidNotHappen => "resolved: the step did not happen, and is tried again",
+        SagaAction::DidNotHappen { .. } => "resolved: the step did not happen, and is tried again",
         SagaAction::Skip => {
             "skipped: the effect of the step stays, and the step before it is undone"
         }

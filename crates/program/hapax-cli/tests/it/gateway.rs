@@ -281,6 +281,14 @@ fn after_sigkill_block_rejects_retries_until_an_operator_decides() {
     let shown = ok(&[&["keys", "show", "k"], &at[..]].concat());
     assert!(shown.contains("state        unknown\n"), "{shown}");
     assert!(shown.contains(&format!("fence        {fence}\n")), "{shown}");
+    // The service may work on after the gateway has gone.
+    assert!(shown.contains("\nmay execute  until 20"), "{shown}");
+    let listed = ok(&["keys", "list", "--state", "unknown", at[0], at[1]]);
+    assert!(listed.contains("\n          may still execute until 20"), "{listed}");
+    let did_not = ["--outcome", "did-not-happen", "--reason", "not in the ledger"];
+    let (code, line) = refused(&[&["keys", "resolve", "k"], &at[..], &did_not].concat());
+    assert!(code == 1 && line.contains("may still execute until 20"), "{code} {line}");
+    assert!(line.ends_with("with `force` (--force)"), "{line}");
     let decision = ["--outcome", "happened", "--status", "201", "--body", "as it was"];
     let decision = [&decision[..], &["--reason", "the service has it"]].concat();
     ok(&[&["keys", "resolve", "k"], &at[..], &decision].concat());

@@ -94,7 +94,12 @@ async fn a_step_that_did_not_happen_is_tried_again_under_its_key() {
     let (started, id) = shop.stuck("k").await;
     shop.systems.succeed("charge");
     let resolve = ["saga", "resolve", &id, "--outcome", "did-not-happen"];
-    shop.ok(&[&resolve[..], &WHY].concat()).await;
+    // Its call may still take effect.
+    let shown = shop.ok(&["saga", "show", &id]).await;
+    assert!(shown.contains("; may still execute until 20"), "{shown}");
+    let found = shop.rejected_code(&[&resolve[..], &WHY].concat()).await;
+    assert_eq!(found, (1, "may-execute".to_owned()));
+    shop.ok(&[&resolve[..], &["--force"], &WHY].concat()).await;
     assert_eq!(started.outcome().await.unwrap(), "paid 1999");
 }
 

@@ -212,7 +212,8 @@ impl PolicyConfig {
         // timeout.
         let hook = hook.then_some(HookTiming { after: upstream_timeout, timeout: ANSWER + MARGIN });
         let terms = Terms { lease, retention, on_unknown };
-        let policy = Policy { terms, in_flight, hook, ..Policy::default() };
+        let settle = Some(upstream_timeout);
+        let policy = Policy { terms, in_flight, hook, settle, ..Policy::default() };
         match policy.check() {
             Ok(()) => Ok(policy),
             Err(PolicyError::NoHook) => Err(ConfigError::ReconcileUrl),

@@ -256,6 +256,38 @@ async fn an_operator_resolves_an_unknown_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn w39_a_request_without_a_response_is_not_released_while_the_service_may_work_on() {
+    let upstream = Upstream::start(|_| std::future::pending()).await;
+    let mut config = config(upstream.url());
+    config.policy.on_unknown = OnUnknown::Block;
+    config.policy.upstream_timeout = Duration::from_millis(300);
+    let gateway = start(config).await;
+    let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
+    for (key, how, more, status) in [
+        ("a", "release", json!({}), 409),
+        ("b", "resolve", json!({"outcome": "did-not-happen"}), 409),
+        ("c", "release", json!({"force": true}), 200),
+        ("d", "resolve", json!({"outcome": "happened", "status": 201}), 200),
+    ] {
+        assert_eq!(post(address, "/", key, "x").await.code(), "upstream-timeout");
+        let seen = tell(admin, "/api/keys/lookup", &json!({"key": key})).await.json();
+        let until = &seen["may_execute_until"];
+        assert!(until.is_string() && seen["response"].is_null(), "{seen}");
+        let mut decision = json!({"fence": seen["fence"]});
+        for (name, value) in more.as_object().unwrap() {
+            decision[name] = value.clone();
+        }
+        let path = format!("/api/keys/{}/{how}", seen["id"].as_str().unwrap());
+        let decided = tell(admin, &path, &decision).await;
+        assert_eq!(decided.status, status, "{key}: {decided:?}");
+        if status == 409 {
+            assert_eq!(decided.code(), "may-execute");
+            assert_eq!(&decided.json()["may_execute_until"], until);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_api_needs_its_token_on_loopback_and_probes_do_not() {
     let upstream = Upstream::counting().await;
     let folder = tempfile::tempdir().unwrap();

@@ -292,6 +292,7 @@ async fn takes_over(
         fingerprint: &record.fingerprint,
         rehashed: &[],
         terms: record.terms,
+        settle: None,
         hook: None,
         may_reconcile: true,
         adopts: false,

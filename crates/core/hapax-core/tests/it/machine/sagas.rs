@@ -68,6 +68,7 @@ fn a_claim_that_adopts_creates_no_record() {
         fingerprint: &fingerprint("same"),
         rehashed: &[],
         terms: terms(OnUnknown::Reexecute),
+        settle: None,
         description: None,
         hook: None,
         may_reconcile: false,

@@ -118,6 +118,7 @@ impl Node {
             scheme: scheme(),
             fingerprint,
             terms,
+            settle: None,
             hook: None,
             may_reconcile: false,
             executions: self.executions.clone(),

@@ -7,7 +7,9 @@ use super::flows::blob;
 
 /// Returns the decision about a step of which it is known whether it happened.
 pub(crate) fn resolve(effect: Option<u64>) -> SagaDecision {
-    effect.map_or(SagaDecision::DidNotHappen, |effect| SagaDecision::Happened(blob(effect)))
+    effect.map_or(SagaDecision::DidNotHappen { force: true }, |effect| {
+        SagaDecision::Happened(blob(effect))
+    })
 }
 
 /// Returns the word for the counts.
@@ -15,7 +17,7 @@ pub(crate) const fn word(decision: &SagaDecision) -> &'static str {
     match decision {
         SagaDecision::Retry => "retry",
         SagaDecision::Happened(_) => "resolve: happened",
-        SagaDecision::DidNotHappen => "resolve: did not happen",
+        SagaDecision::DidNotHappen { .. } => "resolve: did not happen",
         SagaDecision::Skip => "skip",
         SagaDecision::Abort => "abort",
     }

@@ -223,7 +223,8 @@ async fn messages_of_an_order_key_are_posted_in_order_by_consumers_that_are_kill
 
     service.reply("c-005", &[]);
     let broker = consume.world.broker.url();
-    let redrive = ["messages", "redrive", "--consumer", "invoices", "--reason", "fixed"];
+    // A consumer may have been killed while it handled one of those that were parked behind it.
+    let redrive = ["messages", "redrive", "--consumer", "invoices", "--force", "--reason", "fixed"];
     let at = ["--database", &url, "--store", &url, "--to", &broker];
     blocking(|| ok(&[&redrive[..], &at].concat()));
     consume.until_empty().await;
@@ -331,4 +332,43 @@ async fn a_consumer_that_lacks_tables_privileges_or_a_stream_ends_with_one_line(
         let (code, line) = blocking(|| refused(&words));
         assert!(code == 69 && line.contains(expected), "{changed:?}: {code} {line}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_is_not_redriven_while_the_service_may_work_on_it_unless_that_is_forced() {
+    let (socket, address) = Service::bind();
+    let consume = Consume::start(address).await;
+    let url = consume.world.database.url("postgres");
+    let consume = consume.with(&["--store", &url, "--attempts", "2", "--timeout", "1s"]);
+    let service = &consume.service;
+    service.serve(socket);
+    let process = consume.process();
+    // The service does not respond in time, and works on.
+    service.reply("m-1", &[Reply::Silent, Reply::Silent]);
+    service.reply("m-2", &[Reply::Rejected(422)]);
+    for id in ["m-1", "m-2"] {
+        consume.publish(id, None, None).await;
+    }
+    consume.until_empty().await;
+    let dead_letters = consume.dead_letters().await;
+    assert!(dead_letters.contains("m-1 attempts"), "{dead_letters}");
+    service.reply("m-2", &[]);
+    let broker = consume.world.broker.url();
+    let at = ["--database", &url, "--store", &url, "--to", &broker, "--reason", "fixed"];
+    let redrive = |more: &[&str]| {
+        [&["messages", "redrive", "--consumer", "invoices"], &at[..], more].concat().join(" ")
+    };
+    // A response ended the other one.
+    let rejected = redrive(&["--parked-as", "rejected"]);
+    blocking(|| ok(&rejected.split(' ').collect::<Vec<_>>()));
+    consume.until_empty().await;
+    assert_eq!(consume.dead_letters().await, "m-1 attempts");
+    let early = redrive(&[]);
+    let (code, line) = blocking(|| refused(&early.split(' ').collect::<Vec<_>>()));
+    assert!(code == 1 && line.contains("may still execute until 20"), "{code} {line}");
+    assert!(line.ends_with("run the command again then, or with --force"), "{line}");
+    let forced = redrive(&["--force"]);
+    let said = blocking(|| ok(&forced.split(' ').collect::<Vec<_>>()));
+    assert!(said.ends_with("1 published, records released: 1\n"), "{said}");
+    blocking(|| process.end());
 }
