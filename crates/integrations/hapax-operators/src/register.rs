@@ -55,7 +55,7 @@ pub struct StoreUser {
     /// Time of its start, in microseconds since 1970, by the clock of the store.
     #[serde(default)]
     pub since: u64,
-    /// Time of its last write, likewise.
+    /// Time of its last write, in microseconds since 1970, by the clock of the store.
     #[serde(default)]
     pub seen: u64,
 }

@@ -21,7 +21,7 @@ const MAX_CONFLICTS: u32 = 100;
 /// Copies of a swap whose reply is lost, before the error is returned.
 const MAX_COPIES: u32 = 3;
 
-/// Lease of the record, which nobody renews: a store removes no record earlier than a lease after it expires.
+/// Lease of the record, which is not renewed: a store removes no record earlier than a lease after it expires.
 const LEASE: Duration = Duration::from_secs(1);
 
 /// The register of one store.

@@ -126,7 +126,6 @@ fn a_call_of_a_hook_does_not_change_until_when_a_request_may_still_execute() {
             announced: WRITE_ID,
             lease_id: NEW,
             terms: terms(OnUnknown::Reconcile),
-            rehashed: &[],
             settle: Some(Duration::from_secs(60)),
             verdict,
         };
@@ -172,6 +171,7 @@ fn a_claim_stores_its_settle_time_and_a_takeover_keeps_the_longer_one() {
             scheme: &scheme,
             fingerprint: &fingerprint("same"),
             terms: terms(OnUnknown::Reexecute),
+            rehashed: &[],
             settle,
             hook: None,
             may_reconcile: true,

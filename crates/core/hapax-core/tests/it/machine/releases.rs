@@ -25,6 +25,7 @@ fn claims(
         fingerprint: &fingerprint(text),
         rehashed,
         terms: terms(OnUnknown::Block),
+        settle: None,
         hook: None,
         may_reconcile: true,
         adopts: false,
