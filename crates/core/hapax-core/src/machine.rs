@@ -24,10 +24,10 @@
 //! *Withdraw* gives the attempt back. The record is released; if the withdrawn claim was a takeover,
 //! the record has its former lease lapsed again, so that the next claim is a takeover too.
 //!
-//! A *redirect* releases the record too, and stays in it, as a field of the key. A claim whose request has
-//! the fingerprint of a redirect replays that in every state; another one follows the table. So the request
-//! that was sent elsewhere executes there under the same key, and a retry of the first one is sent there
-//! again. A record with redirects is kept for its retention when it is released.
+//! A *redirect* releases the record and is stored in it as a field of the key. A claim with the fingerprint of the
+//! redirected request replays the redirect in every state. A claim with another fingerprint follows the table, so the
+//! request that was sent elsewhere executes under the same key. A released record with redirects is kept for its
+//! retention.
 //!
 //! *Once settled*: without `force` an operator's *did not happen* is rejected while the request
 //! [may still execute](may_execute_until).
@@ -35,6 +35,7 @@
 //! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so a process with a laxer
 //! configuration does not weaken the guarantee of another process.
 
+mod draft;
 mod operator;
 mod release;
 mod settle;
@@ -44,6 +45,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use self::draft::{Claimer, done, first, keep_unfinished, renewed, takeover, unknown};
 pub use self::operator::{Amendment, DefiniteVerdict, Resolve};
 use self::operator::{amend, by_operator};
 use self::release::{fingerprint_by, redirect_of, redirected, released, withdrawn};
@@ -51,9 +53,7 @@ use self::settle::with_end;
 pub use self::settle::{SETTLE_MARGIN, may_execute_until};
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
-use crate::record::{
-    Extensions, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms, WriteId,
-};
+use crate::record::{LeaseId, OnUnknown, Outcome, Record, RecordState, Terms, WriteId};
 use crate::store::{Draft, Snapshot, Stamp, StoredRecord};
 
 /// Event that may change a record.
@@ -514,97 +514,4 @@ fn by_hook(
         Verdict::DidNotHappen => Step::Execute(takeover(stored, claimer)),
         Verdict::CannotSay => Step::Write(unknown(&stored.record, state.seen.clone())),
     }
-}
-
-/// Returns the record of the first execution of a generation.
-fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
-    let own = event.rehashed.first().map(|(scheme, fingerprint)| (scheme, fingerprint));
-    let (scheme, fingerprint) = own.unwrap_or((event.scheme, event.fingerprint));
-    let mut extensions = Extensions::default();
-    extensions.set_settle(event.settle);
-    Draft {
-        record: Record {
-            scheme: scheme.clone(),
-            fingerprint: *fingerprint,
-            lease_id: event.lease_id,
-            generation: event.lease_id,
-            attempt,
-            terms: event.terms,
-            checkpoint: None,
-            notes: Notes { description: event.description.cloned(), decision: None },
-            extensions,
-            state: RecordState::InFlight,
-        },
-        stamp: Stamp::NextFence,
-        lease: event.terms.lease,
-        keep: keep_unfinished(&event.terms),
-    }
-}
-
-/// Lease id, terms and settle time of a claim.
-type Claimer = (LeaseId, Terms, Option<Duration>);
-
-/// Returns the record of a further execution in the same generation, under the stricter of both
-/// terms.
-fn takeover(stored: &StoredRecord, (lease_id, terms, settle): Claimer) -> Draft {
-    let mut extensions = stored.record.extensions.clone();
-    // The request of the earlier owner may be on its way, too.
-    extensions.set_settle(extensions.settle().max(settle));
-    let terms = Terms { on_unknown: terms.on_unknown.max(stored.record.terms.on_unknown), ..terms };
-    Draft {
-        record: Record {
-            lease_id,
-            attempt: stored.record.attempt.saturating_add(1),
-            terms,
-            extensions,
-            state: RecordState::InFlight,
-            ..stored.record.clone()
-        },
-        stamp: Stamp::NextFence,
-        lease: terms.lease,
-        keep: keep_unfinished(&terms),
-    }
-}
-
-fn renewed(record: &Record, lease: Duration) -> Draft {
-    Draft {
-        record: Record { state: RecordState::InFlight, ..record.clone() },
-        stamp: Stamp::Keep,
-        lease,
-        keep: keep_unfinished(&record.terms).map(|keep| keep.max(lease)),
-    }
-}
-
-fn done(record: &Record, outcome: &Outcome, retention: Option<Duration>) -> Draft {
-    let terms = Terms { retention: retention.unwrap_or(record.terms.retention), ..record.terms };
-    Draft {
-        record: Record {
-            terms,
-            checkpoint: None,
-            state: RecordState::Done(outcome.clone()),
-            ..record.clone()
-        },
-        stamp: Stamp::Keep,
-        lease: Duration::ZERO,
-        keep: Some(terms.retention),
-    }
-}
-
-fn unknown(record: &Record, seen: Option<Outcome>) -> Draft {
-    Draft {
-        record: Record {
-            state: RecordState::Unknown { seen, reconciling: false },
-            ..record.clone()
-        },
-        stamp: Stamp::Keep,
-        lease: Duration::ZERO,
-        keep: keep_unfinished(&record.terms),
-    }
-}
-
-/// Returns how long a record without an outcome is stored. Under `Block` and `Reconcile` it is
-/// stored until an operator or a hook decides: once it expired, the next claim would execute
-/// without a decision.
-fn keep_unfinished(terms: &Terms) -> Option<Duration> {
-    (terms.on_unknown == OnUnknown::Reexecute).then_some(terms.retention)
 }
