@@ -283,7 +283,7 @@ fn put_outcome(out: &mut Vec<u8>, outcome: &Outcome) -> Result<(), EncodeError> 
 }
 
 fn put_extensions(out: &mut Vec<u8>, extensions: &Extensions) -> Result<(), EncodeError> {
-    let length = extensions.iter().len();
+    let length = extensions.len();
     let count = u8::try_from(length).ok().filter(|_| length <= Extensions::MAX_FIELDS);
     let limit = Extensions::MAX_FIELDS;
     out.push(count.ok_or(EncodeError { field: Field::Extensions, length, limit })?);
@@ -364,7 +364,7 @@ impl Reader<'_> {
             last = Some(number);
             // A copy: a field must not keep the memory of a large outcome.
             let field = self.field(Extensions::MAX_FIELD, FIELD)?;
-            extensions.set(number, Some(Bytes::copy_from_slice(&field)));
+            extensions.set_copied(number, &field);
         }
         Ok(extensions)
     }

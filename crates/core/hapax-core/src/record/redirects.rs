@@ -22,7 +22,7 @@ pub struct Redirect {
 /// Number of the redirects, which belong to the key. Each is the length of its scheme (`u16`) and the scheme,
 /// the fingerprint, the length of the format (`u8`) and the format, the length of the bytes (`u16`) and the
 /// bytes.
-const REDIRECTS: u16 = Extensions::OF_KEY;
+const REDIRECTS: u16 = Extensions::FIRST_OF_KEY;
 
 impl Extensions {
     /// The most redirects of a key.
@@ -31,7 +31,7 @@ impl Extensions {
     /// Returns the redirects of the key, the first one first; none if the field cannot be read.
     #[must_use]
     pub fn redirects(&self) -> Vec<Redirect> {
-        let Some(field) = self.get(REDIRECTS) else { return Vec::new() };
+        let Some(field) = self.field(REDIRECTS) else { return Vec::new() };
         let mut rest = field.clone();
         let mut redirects = Vec::new();
         while !rest.is_empty() {
@@ -125,7 +125,7 @@ mod tests {
         extensions.add_redirect(redirect(0xab, 2));
         let expected =
             [&b"\0\x04test"[..], &[0xab; 32], b"\x06http/1", b"\0\x02", &[0xab; 2]].concat();
-        assert_eq!(extensions.get(0x8000).unwrap(), &expected);
+        assert_eq!(extensions.get(0x8000).unwrap(), &expected[..]);
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
     fn a_field_that_cannot_be_read_has_no_redirect() {
         let mut extensions = Extensions::default();
         extensions.add_redirect(redirect(1, 10));
-        let field = extensions.get(REDIRECTS).unwrap().clone();
+        let field = extensions.field(REDIRECTS).unwrap().clone();
         for length in 1..field.len() {
             extensions.set(REDIRECTS, Some(field.slice(..length)));
             assert_eq!(extensions.redirects(), []);

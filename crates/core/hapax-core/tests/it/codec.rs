@@ -88,7 +88,7 @@ fn extensions_have_one_order_and_a_limit() {
     assert!(bytes.ends_with(list), "{bytes:?}");
     let fields = |list: &[u8]| {
         let bytes = [&bytes[..bytes.len() - 21], list].concat();
-        codec::decode(&bytes.into()).map(|record| record.extensions.iter().len())
+        codec::decode(&bytes.into()).map(|record| record.extensions.len())
     };
     let bad = Err(DecodeError::BadValue { field: Field::Extensions });
     assert_eq!(fields(b"\x01\x00\x02\x00\x00\x00\x00"), Ok(1));

@@ -7,7 +7,7 @@ use super::{GENERATION, LEASE, OWN, at, executes, outcome, stored_record};
 
 #[test]
 fn extensions_of_a_later_version_stay_and_those_of_the_key_outlive_its_release() {
-    let (of_generation, of_key) = (77, Extensions::OF_KEY + 77);
+    let (of_generation, of_key) = (77, Extensions::FIRST_OF_KEY + 77);
     let stored = |state| {
         let mut stored = stored_record(state, 0, OnUnknown::Reexecute);
         for number in [of_generation, of_key] {
