@@ -68,7 +68,7 @@ pub use keys::{
     OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, rfc3339,
 };
 pub use register::{
-    RegisterError, RegisteredUser, RouteNames, StoreRegister, StoreUser, UserConflict,
+    RegisterError, RegisteredUser, RouteNaming, StoreRegister, StoreUser, UserDifference,
 };
 pub use sagas::{
     DefinitionList, DefinitionView, OperatorSagas, SagaAction, SagaBefore, SagaDecisionRequest,

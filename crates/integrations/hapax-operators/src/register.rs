@@ -4,14 +4,14 @@
 //!    swap. So every store has it, and it needs no table.
 //! 2. A process writes its entry at least every three seconds. One that has written nothing for ten seconds counts
 //!    as ended; so does one that left.
-//! 3. Processes of one namespace name operations alike, or duplicates that reach two of them execute twice.
-//!    A process whose names differ from those of one that runs is rejected.
+//! 3. Processes of one namespace name and compare operations alike; otherwise duplicates that reach two of them
+//!    execute twice. A process that differs from a running one is rejected.
 //! 4. The register decides nothing about records: a process that is paused for longer than that may find
 //!    another one that differs. Both then log it.
 
 mod live;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use hapax_core::{
@@ -24,8 +24,16 @@ pub use live::{RegisterError, RegisteredUser, StoreRegister};
 /// Time between two writes of an entry.
 pub(crate) const REFRESH: Duration = Duration::from_secs(3);
 
+/// Time for which a process that enters waits for a write of one that differs. It is longer than a write takes after
+/// the store was away.
+pub(crate) const WATCH: Duration = Duration::from_secs(15);
+
 /// Time without a write after which a process counts as ended.
 pub(crate) const LAPSE: Duration = Duration::from_secs(10);
+
+/// Time after which an ended process is removed from the register. A store outage makes all entries old: until then a
+/// process that differs waits to see whether they are written again.
+const FORGET: Duration = Duration::from_secs(3600);
 
 /// The most processes of a register. Ended ones are replaced.
 const MAX_USERS: usize = 1000;
@@ -45,24 +53,27 @@ pub struct StoreUser {
     pub id: String,
     /// The namespace of its operations; empty for the default.
     pub namespace: String,
-    /// Kind, place and process, for people.
+    /// Kind, address and process id, for logs and errors.
     pub name: String,
     /// The service behind it, if it is a gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
     /// How operations are named and compared, by the path of the route; `*` is any other path.
-    pub routes: BTreeMap<String, RouteNames>,
+    pub routes: BTreeMap<String, RouteNaming>,
     /// Time of its start, in microseconds since 1970, by the clock of the store.
     #[serde(default)]
     pub since: u64,
     /// Time of its last write, in microseconds since 1970, by the clock of the store.
     #[serde(default)]
     pub seen: u64,
+    /// Fields of later versions, which stay as they are.
+    #[serde(flatten)]
+    pub later: BTreeMap<String, serde_json::Value>,
 }
 
-/// How the operations of a route are named and compared.
+/// The settings by which the operations of a route are named and compared.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct RouteNames {
+pub struct RouteNaming {
     /// The headers that name the caller.
     pub scope: String,
     /// The header that has the key.
@@ -74,11 +85,11 @@ pub struct RouteNames {
 /// A difference between two processes of one namespace.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{name} uses namespace {namespace:?} of this store with {setting} {theirs} for path {path}, and this process has \
-     {ours}: requests with one key would execute once in each. Give this service a namespace of its own, or the same \
-     {setting}; to change it, stop every process of the namespace first"
+    "expected {setting} {theirs} for path {path}, as {name} has it in the namespace {namespace:?} of this store, found \
+     {ours}: requests with one key would execute once in each. Set the same {setting}, or give this service a namespace \
+     of its own; to change {setting}, stop all processes of the namespace first"
 )]
-pub struct UserConflict {
+pub struct UserDifference {
     /// The other process.
     pub name: String,
     /// The namespace.
@@ -109,6 +120,7 @@ impl StoreUser {
             routes: BTreeMap::new(),
             since: 0,
             seen: 0,
+            later: BTreeMap::new(),
         })
     }
 
@@ -118,21 +130,24 @@ impl StoreUser {
         now.since(Timestamp::from_micros(self.seen)) < LAPSE
     }
 
-    /// Returns the difference from `other` that keeps them from sharing records, if both have one namespace.
+    /// Returns the difference from `other` that keeps them from sharing records, if both have one namespace. A path
+    /// that only one of them has a route for is `*` of the other.
     #[must_use]
-    pub fn conflict(&self, other: &Self) -> Option<UserConflict> {
+    pub fn difference(&self, other: &Self) -> Option<UserDifference> {
         if self.id == other.id || self.namespace != other.namespace {
             return None;
         }
-        self.routes.iter().find_map(|(path, ours)| {
-            let theirs = other.routes.get(path)?;
+        self.routes.keys().chain(other.routes.keys()).find_map(|path| {
+            let [ours, theirs] =
+                [self, other].map(|user| user.routes.get(path).or_else(|| user.routes.get("*")));
+            let (ours, theirs) = ours.zip(theirs)?;
             let settings = [
                 ("scope", &ours.scope, &theirs.scope),
                 ("key_header", &ours.key_header, &theirs.key_header),
                 ("fingerprint", &ours.fingerprint, &theirs.fingerprint),
             ];
             let (setting, ours, theirs) = settings.into_iter().find(|(_, a, b)| a != b)?;
-            Some(UserConflict {
+            Some(UserDifference {
                 name: other.name.clone(),
                 namespace: self.namespace.clone(),
                 path: path.clone(),
@@ -157,30 +172,40 @@ impl StoreUser {
 pub(crate) struct RegisterContent {
     #[serde(default)]
     users: Vec<StoreUser>,
+    /// Every namespace that was ever used.
+    #[serde(default)]
+    namespaces: BTreeSet<String>,
     /// Fields of later versions, which stay as they are.
     #[serde(flatten)]
     later: BTreeMap<String, serde_json::Value>,
 }
 
 impl RegisterContent {
-    /// Decodes the content; one that is unreadable counts as empty, and is replaced.
-    fn decode(outcome: &Outcome) -> Self {
-        serde_json::from_slice(outcome.bytes()).unwrap_or_default()
+    fn decode(outcome: &Outcome) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(outcome.bytes())
     }
 
     fn encode(&self) -> Result<Outcome, serde_json::Error> {
         Ok(Outcome::new(FORMAT, serde_json::to_vec(self)?))
     }
 
-    /// Adds or replaces the entry of a process, and removes those that ended.
+    /// Adds or replaces the entry of a process, and removes those that ended long ago. The entry is left out where
+    /// there are too many.
     fn enter(&mut self, user: &StoreUser, now: Timestamp) {
-        self.users.retain(|it| it.id != user.id && it.is_live(now));
+        let age = |it: &StoreUser| now.since(Timestamp::from_micros(it.seen));
+        self.users.retain(|it| it.id != user.id && age(it) < FORGET);
+        if self.users.len() >= MAX_USERS {
+            self.users.retain(|it| it.is_live(now));
+        }
+        if self.namespaces.len() < MAX_USERS {
+            self.namespaces.insert(user.namespace.clone());
+        }
         if self.users.len() < MAX_USERS {
             self.users.push(StoreUser { seen: now.as_micros(), ..user.clone() });
         }
     }
 
-    fn leave(&mut self, id: &str) {
+    fn remove(&mut self, id: &str) {
         self.users.retain(|it| it.id != id);
     }
 }
@@ -190,7 +215,7 @@ mod tests {
     use super::*;
 
     fn user(id: &str, namespace: &str, scope: &str, upstream: &str) -> StoreUser {
-        let names = RouteNames {
+        let names = RouteNaming {
             scope: scope.to_owned(),
             key_header: "idempotency-key".to_owned(),
             fingerprint: "http/1".to_owned(),
@@ -203,43 +228,53 @@ mod tests {
             routes: BTreeMap::from([("*".to_owned(), names)]),
             since: 0,
             seen: 0,
+            later: BTreeMap::new(),
         }
     }
 
     #[test]
-    fn users_of_one_namespace_that_name_operations_otherwise_conflict() {
+    fn users_of_one_namespace_that_name_operations_otherwise_differ() {
         let ours = user("a", "shop", "authorization", "http://a");
-        assert_eq!(ours.conflict(&user("b", "shop", "authorization", "http://b")), None);
-        assert_eq!(ours.conflict(&user("b", "bank", "x-user", "http://b")), None);
-        let found = ours.conflict(&user("b", "shop", "x-user", "http://b")).unwrap();
+        assert_eq!(ours.difference(&user("b", "shop", "authorization", "http://b")), None);
+        assert_eq!(ours.difference(&user("b", "bank", "x-user", "http://b")), None);
+        let found = ours.difference(&user("b", "shop", "x-user", "http://b")).unwrap();
         assert_eq!((found.setting, &*found.theirs), ("scope", "x-user"));
         assert!(found.to_string().contains("gateway b uses namespace \"shop\""), "{found}");
-        // A route that only one of them has is no difference: a rolling deployment adds it.
+        // A rolling deployment may add a route that names operations as all paths were named before.
         let mut more = ours.clone();
         more.id = "c".to_owned();
         let mut names = more.routes["*"].clone();
-        names.key_header = "x-key".to_owned();
         more.routes.insert("/other".to_owned(), names.clone());
-        assert_eq!(ours.conflict(&more), None);
-        more.routes.insert("*".to_owned(), names);
-        assert_eq!(ours.conflict(&more).map(|it| it.setting), Some("key_header"));
+        assert_eq!(ours.difference(&more), None);
+        names.key_header = "x-key".to_owned();
+        more.routes.insert("/other".to_owned(), names);
+        for (one, other) in [(&ours, &more), (&more, &ours)] {
+            let found = one.difference(other).unwrap();
+            assert_eq!((found.setting, &*found.path), ("key_header", "/other"));
+        }
     }
 
     #[test]
     fn an_entry_lapses_and_fields_of_later_versions_stay() {
         let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
         let later = br#"{"users": [], "pauses": [1, 2]}"#.as_slice();
-        let mut content = RegisterContent::decode(&Outcome::new(FORMAT, later));
+        let mut content = RegisterContent::decode(&Outcome::new(FORMAT, later)).unwrap();
         content.enter(&user("a", "", "x", "http://a"), at(100));
         content.enter(&user("b", "", "x", "http://a"), at(105));
         content.enter(&user("a", "", "y", "http://a"), at(106));
-        assert_eq!(content.users.iter().map(|it| &*it.id).collect::<Vec<_>>(), ["b", "a"]);
+        let ids = |content: &RegisterContent| {
+            content.users.iter().map(|it| it.id.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&content), ["b", "a"]);
+        assert!(content.users[0].is_live(at(114)) && !content.users[0].is_live(at(115)));
         content.enter(&user("c", "", "x", "http://a"), at(115));
-        assert_eq!(content.users.iter().map(|it| &*it.id).collect::<Vec<_>>(), ["a", "c"]);
-        content.leave("a");
-        let read = RegisterContent::decode(&content.encode().unwrap());
+        assert_eq!(ids(&content), ["b", "a", "c"], "after an outage b may come back");
+        content.enter(&user("c", "", "x", "http://a"), at(105 + 3600));
+        assert_eq!(ids(&content), ["a", "c"]);
+        content.remove("a");
+        let read = RegisterContent::decode(&content.encode().unwrap()).unwrap();
         assert_eq!(read, content);
         assert!(read.later.contains_key("pauses"), "{read:?}");
-        assert_eq!(RegisterContent::decode(&Outcome::new(FORMAT, "?")).users, []);
+        assert!(RegisterContent::decode(&Outcome::new(FORMAT, "?")).is_err());
     }
 }

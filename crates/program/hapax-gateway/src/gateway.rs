@@ -119,7 +119,7 @@ pub enum StartError {
     #[error(transparent)]
     Store(#[from] StoreOpenError),
     /// Another process uses the namespace in another way, or the register of the store is unavailable.
-    #[error("--namespace: {0}")]
+    #[error(transparent)]
     Register(#[from] RegisterError),
 }
 
@@ -292,7 +292,7 @@ impl RunningGateway {
             timeout(self.store_timeout, self.engine.drain()),
         );
         ended.cut_off = ended.cut_off.max(drained.cut_off);
-        ended.not_recorded = drained.deferred;
+        ended.not_recorded = self.engine.stats().deferred;
         self.shutdown.enter(ShutdownPhase::Closing);
         self.listener.join(CLOSE).await;
         if let Some(access) = &self.access {
@@ -308,7 +308,7 @@ impl RunningGateway {
             // Its last write must not follow the removal.
             keeping.0.abort();
             keeping.join(CLOSE).await;
-            user.leave().await;
+            user.remove().await;
         }
         self.opened.close().await;
         tracing::info!(cut_off = ended.cut_off, not_recorded = ended.not_recorded, "ended");
@@ -409,7 +409,7 @@ async fn run(
     let census = Arc::new(Census::default());
     let engine = engine(config, &resolved, &opened, &metrics, &census)?;
     // Before any client is accepted.
-    let user = user::join(config, &resolved, &engine, local_addr(&listeners.data)?).await?;
+    let user = user::enter(config, &resolved, &engine, local_addr(&listeners.data)?).await?;
     let connect = dialling(config, &certificates);
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let resources = SharedResources::new(
@@ -474,7 +474,7 @@ async fn run(
         ))),
         user: user.map(|user| {
             let keeping = user.clone();
-            (user, Task(tokio::spawn(async move { keeping.keep().await })))
+            (user, Task(tokio::spawn(async move { keeping.refresh().await })))
         }),
         resources,
         current,

@@ -1,4 +1,4 @@
-//! The schedule of a store as one namespace sees it.
+//! The entries of one namespace in the schedule of a store.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -10,6 +10,9 @@ use crate::schedule::{
     DueEntries, EntryKey, EntryPage, NewEntry, QueueName, QueueStatus, Schedule, ScheduleEntry,
 };
 use crate::store::{BoxFuture, Store, StoreError};
+
+/// Entries that are read at once where those of other namespaces are passed over.
+const PASSED_OVER: NonZeroU32 = NonZeroU32::new(1000).unwrap();
 
 /// The entries of one namespace in the schedule of a store. Queues have their names within the namespace here.
 ///
@@ -94,15 +97,21 @@ impl Schedule for NamespacedSchedule {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<EntryPage, StoreError>> {
         Box::pin(async move {
-            let mut after = after;
+            let (mut after, mut read) = (after, limit);
             // Callers continue after the last entry of a page: one without entries is the last one.
             loop {
-                let mut page = self.schedule()?.entries(after, limit).await?;
+                let mut page = self.schedule()?.entries(after, read).await?;
                 after = page.entries.last().map(|(key, _)| *key);
                 page.entries = page.entries.into_iter().filter_map(|it| self.local(it)).collect();
+                if page.entries.len() > limit.get() as usize {
+                    page.entries.truncate(limit.get() as usize);
+                    page.more = true;
+                }
                 if !page.entries.is_empty() || !page.more || after.is_none() {
                     return Ok(page);
                 }
+                // Another namespace may have many entries in a row.
+                read = limit.max(PASSED_OVER);
             }
         })
     }

@@ -12,13 +12,14 @@ use hapax_core::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    FORMAT, LAPSE, REFRESH, RegisterContent, RouteNames, StoreUser, UserConflict, register_id,
+    FORMAT, LAPSE, REFRESH, RegisterContent, RouteNaming, StoreUser, UserDifference, WATCH,
+    register_id,
 };
 
-/// Swaps of one change that may meet a change of another process, one after the other.
+/// The most swaps of one change: each one after a conflict with another process.
 const MAX_CONFLICTS: u32 = 100;
 
-/// Copies of a swap whose reply is lost, before the error is returned.
+/// The most times that one swap is sent while its replies are lost.
 const MAX_COPIES: u32 = 3;
 
 /// Lease of the record, which is not renewed: a store removes no record earlier than a lease after it expires.
@@ -43,17 +44,21 @@ struct UserState {
     user: StoreUser,
     /// The other live processes, as of the last write.
     others: Vec<StoreUser>,
+    /// True if no process used the namespace before.
+    is_first: bool,
 }
 
-/// Errors of joining the register.
+/// Errors of an entry into the register.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
     /// A process that runs cannot share the namespace.
     #[error(transparent)]
-    Conflict(#[from] Box<UserConflict>),
+    Difference(#[from] Box<UserDifference>),
     /// The register could not be read or written.
-    #[error("the register of the store: {0}")]
+    #[error(
+        "expected to read and write the register of the store, found an error: {0}: check the store"
+    )]
     Store(#[from] StoreError),
 }
 
@@ -70,59 +75,72 @@ impl StoreRegister {
     /// [`StoreError`].
     pub async fn users(&self) -> Result<Vec<StoreUser>, StoreError> {
         let seen = self.load().await?;
-        let mut users = content(&seen).users;
+        let mut users = content(&seen)?.users;
         users.retain(|user| user.is_live(seen.now));
         Ok(users)
     }
 
-    /// Enters a process. While another one that differs has not written for a while, it waits for at most
-    /// ten seconds to see whether that one has ended.
+    /// Enters a process. If the register has an entry that differs, it waits for at most 15 seconds to see whether
+    /// that is written again: its process may have ended, or the store may have been away.
     ///
     /// If the future is dropped, the entry may stay until it lapses.
     ///
     /// # Errors
     /// [`RegisterError`].
-    pub async fn join(&self, mut user: StoreUser) -> Result<RegisteredUser, RegisterError> {
-        let seen = self.load().await?;
-        user.since = seen.now.as_micros();
-        let mut waited: Option<StoreUser> = None;
+    pub async fn enter(&self, mut user: StoreUser) -> Result<RegisteredUser, RegisterError> {
+        let mut first: Option<(Timestamp, BTreeMap<String, u64>)> = None;
+        let mut is_first;
         loop {
             let seen = self.load().await?;
-            let users = content(&seen).users;
-            let running = users.iter().filter(|it| it.is_live(seen.now));
-            let found = running.filter_map(|it| Some((it, user.conflict(it)?))).next();
-            match found {
-                None => break,
-                // It wrote since this call began to wait, so that it runs.
-                Some((other, conflict))
-                    if waited
-                        .as_ref()
-                        .is_some_and(|it| it.id == other.id && it.seen != other.seen) =>
-                {
-                    return Err(Box::new(conflict).into());
-                }
-                Some((other, _)) => {
-                    if waited.is_none() {
-                        tracing::info!(user = other.name, "waiting to see whether it still runs");
-                    }
-                    if waited.as_ref().is_none_or(|it| it.id != other.id) {
-                        waited = Some(other.clone());
-                    }
-                }
+            let RegisterContent { users, namespaces, .. } = content(&seen)?;
+            is_first = !namespaces.contains(&user.namespace);
+            let differing = users.iter().filter_map(|it| Some((it, user.difference(it)?)));
+            let differing: Vec<_> = differing.collect();
+            if first.is_none() {
+                user.since = seen.now.as_micros();
+            }
+            if differing.is_empty() {
+                break;
+            }
+            let Some((since, entries)) = &first else {
+                tracing::info!(
+                    user = differing[0].0.name,
+                    "waiting for at most 15 seconds to see whether a process with other settings still runs"
+                );
+                let entries = differing.iter().map(|(it, _)| (it.id.clone(), it.seen)).collect();
+                first = Some((seen.now, entries));
+                continue;
+            };
+            // It was written since this call began.
+            let running = |it: &StoreUser| entries.get(&it.id) != Some(&it.seen);
+            if let Some((_, difference)) = differing.into_iter().find(|(it, _)| running(it)) {
+                return Err(Box::new(difference).into());
+            }
+            if seen.now.since(*since) >= WATCH {
+                break;
             }
             sleep(LAPSE / 20).await;
         }
-        let joined = RegisteredUser {
+        let ended = first.map(|(_, entries)| entries).unwrap_or_default();
+        let entered = RegisteredUser {
             register: self.clone(),
-            state: Arc::new(Mutex::new(UserState { user, others: Vec::new() })),
+            state: Arc::new(Mutex::new(UserState { user, others: Vec::new(), is_first })),
         };
-        joined.write().await?;
-        // Another one may have joined at the same time: the one that finds both entries leaves.
-        if let Some(conflict) = joined.conflict() {
-            joined.leave().await;
-            return Err(Box::new(conflict).into());
+        entered.write_without(&ended).await?;
+        // Two processes may enter at the same time: the one that finds both entries removes its own.
+        if let Some(difference) = entered.difference() {
+            entered.remove().await;
+            return Err(Box::new(difference).into());
         }
-        Ok(joined)
+        Ok(entered)
+    }
+
+    /// Returns the entry of a process that could not enter, since the store was not written. It is written once the
+    /// store accepts it, and processes that differ are logged then.
+    #[must_use]
+    pub fn unchecked(&self, user: StoreUser) -> RegisteredUser {
+        let state = UserState { user, others: Vec::new(), is_first: false };
+        RegisteredUser { register: self.clone(), state: Arc::new(Mutex::new(state)) }
     }
 
     async fn within<T>(&self, call: BoxFuture<'_, Result<T, StoreError>>) -> Result<T, StoreError> {
@@ -141,7 +159,7 @@ impl StoreRegister {
     ) -> Result<(RegisterContent, Timestamp), StoreError> {
         let mut seen = self.load().await?;
         for _ in 0..MAX_CONFLICTS {
-            let (mut changed, now) = (content(&seen), seen.now);
+            let (mut changed, now) = (content(&seen)?, seen.now);
             change(&mut changed, now);
             let swap = swap(&seen, &changed)?;
             match self.swap(swap).await? {
@@ -149,7 +167,9 @@ impl StoreRegister {
                 Swapped::Conflict(other) => seen = other,
             }
         }
-        Err(StoreError::unavailable("other processes changed the register each time: try again"))
+        Err(StoreError::unavailable(
+            "expected to change the register within 100 swaps, found a change of another process before each: start again",
+        ))
     }
 
     /// Sends a swap. Without a reply the same swap is sent again, which finds out whether it was applied.
@@ -168,7 +188,7 @@ impl StoreRegister {
 impl RegisteredUser {
     /// Writes the entry until the future is dropped, and logs processes that this one should not share a
     /// namespace with.
-    pub async fn keep(&self) {
+    pub async fn refresh(&self) {
         let mut logged = Vec::new();
         let mut is_unwritten = false;
         loop {
@@ -193,8 +213,8 @@ impl RegisteredUser {
             if logged.contains(&other.id) {
                 continue;
             }
-            if let Some(conflict) = state.user.conflict(other) {
-                tracing::error!("{conflict}");
+            if let Some(difference) = state.user.difference(other) {
+                tracing::error!("{difference}");
             } else if state.user.differs_in_upstream(other) {
                 tracing::warn!(
                     namespace = state.user.namespace,
@@ -210,27 +230,33 @@ impl RegisteredUser {
         }
     }
 
+    /// Returns whether no process that entered used the namespace before.
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        self.state().is_first
+    }
+
     /// Returns a difference from a process that runs, as of the last write.
     #[must_use]
-    pub fn conflict(&self) -> Option<UserConflict> {
+    pub fn difference(&self) -> Option<UserDifference> {
         let state = self.state();
-        state.others.iter().find_map(|other| state.user.conflict(other))
+        state.others.iter().find_map(|other| state.user.difference(other))
     }
 
     /// Replaces routes and upstream of the entry, unless a process that runs differs; it is written within
     /// three seconds.
     ///
     /// # Errors
-    /// [`UserConflict`]; the entry stays as it is.
+    /// [`UserDifference`]; the entry stays as it is.
     pub fn replace(
         &self,
         upstream: String,
-        routes: BTreeMap<String, RouteNames>,
-    ) -> Result<(), Box<UserConflict>> {
+        routes: BTreeMap<String, RouteNaming>,
+    ) -> Result<(), Box<UserDifference>> {
         let mut state = self.state();
         let changed = StoreUser { upstream: Some(upstream), routes, ..state.user.clone() };
-        match state.others.iter().find_map(|other| changed.conflict(other)) {
-            Some(conflict) => Err(Box::new(conflict)),
+        match state.others.iter().find_map(|other| changed.difference(other)) {
+            Some(difference) => Err(Box::new(difference)),
             None => {
                 state.user = changed;
                 Ok(())
@@ -239,16 +265,31 @@ impl RegisteredUser {
     }
 
     /// Removes the entry. Without success it lapses.
-    pub async fn leave(&self) {
+    pub async fn remove(&self) {
         let id = self.state().user.id.clone();
-        if let Err(error) = self.register.change(|content, _| content.leave(&id)).await {
+        if let Err(error) = self.register.change(|content, _| content.remove(&id)).await {
             tracing::debug!(%error, "the entry in the register of the store lapses");
         }
     }
 
     async fn write(&self) -> Result<(), StoreError> {
+        self.write_without(&BTreeMap::new()).await
+    }
+
+    /// Writes the entry, and removes those that have not been written since they were seen as these: by id and time.
+    async fn write_without(&self, ended: &BTreeMap<String, u64>) -> Result<(), StoreError> {
         let user = self.state().user.clone();
-        let (content, now) = self.register.change(|content, now| content.enter(&user, now)).await?;
+        let change = |content: &mut RegisterContent, now| {
+            content.users.retain(|it| ended.get(&it.id) != Some(&it.seen));
+            content.enter(&user, now);
+        };
+        let (content, now) = self.register.change(change).await?;
+        if !content.users.iter().any(|it| it.id == user.id) {
+            return Err(StoreError::unavailable(
+                "expected a place in the register, found the largest number of processes: end some",
+            ));
+        }
+        // An entry that differs counts for longer than it is live: see `enter`.
         let others = content.users.into_iter().filter(|it| it.id != user.id && it.is_live(now));
         self.state().others = others.collect();
         Ok(())
@@ -259,11 +300,14 @@ impl RegisteredUser {
     }
 }
 
-/// Returns the content of a register that was loaded; an absent one is empty.
-fn content(seen: &Snapshot) -> RegisterContent {
+/// Returns the content of a register that was loaded; an absent one is empty. One that cannot be read is not replaced: a
+/// later version may have written it.
+fn content(seen: &Snapshot) -> Result<RegisterContent, StoreError> {
     match seen.stored.as_ref().map(|stored| &stored.record.state) {
-        Some(RecordState::Done(outcome)) => RegisterContent::decode(outcome),
-        _ => RegisterContent::default(),
+        Some(RecordState::Done(outcome)) => {
+            RegisterContent::decode(outcome).map_err(StoreError::unavailable)
+        }
+        _ => Ok(RegisterContent::default()),
     }
 }
 

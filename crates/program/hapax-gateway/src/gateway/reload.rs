@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use hapax_core::{InFlight, OnUnknown};
 use hapax_http::server::StoreOutage;
-use hapax_operators::{RegisteredUser, UserConflict};
+use hapax_operators::{RegisteredUser, UserDifference};
 use http::Method;
 use tokio::runtime::Handle;
 
@@ -47,7 +47,7 @@ pub enum ReloadError {
     /// The configuration needs a restart: a URL begins with https, and none did before.
     Https,
     /// Another process of the namespace names or compares operations otherwise.
-    Shared(Box<UserConflict>),
+    Shared(Box<UserDifference>),
 }
 
 impl NamesSettings for ReloadError {
@@ -67,7 +67,7 @@ impl NamesSettings for ReloadError {
             Self::Https => {
                 "https for a URL, where there was none before, needs a restart".to_owned()
             }
-            Self::Shared(conflict) => conflict.to_string(),
+            Self::Shared(difference) => difference.to_string(),
         }
     }
 

@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hapax_core::{Idempotency, StoreError};
-use hapax_operators::{RegisterError, RegisteredUser, RouteNames, StoreRegister, StoreUser};
+use hapax_operators::{RegisterError, RegisteredUser, RouteNaming, StoreRegister, StoreUser};
 use http::HeaderName;
 
 use crate::config::{Config, PolicyConfig, ResolvedConfig, ResolvedPolicy, RouteMode, ScopeConfig};
 
 /// Enters a gateway; `None` if only one process can open the store.
-pub(super) async fn join(
+pub(super) async fn enter(
     config: &Config,
     resolved: &ResolvedConfig,
     engine: &Idempotency,
@@ -20,16 +20,34 @@ pub(super) async fn join(
     if !engine.store().capabilities().shared {
         return Ok(None);
     }
-    let name = format!("the gateway on {listen}, process {},", std::process::id());
+    // In containers address and process are often the same.
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let place = [host.trim(), &listen.to_string()].join(" ");
+    let name = format!("the gateway on {}, process {}", place.trim(), std::process::id());
     let mut user = StoreUser::new(engine.namespace(), name).map_err(StoreError::unavailable)?;
     user.upstream = Some(config.upstream.to_string());
     user.routes = routes(config, resolved);
     let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
-    register.join(user).await.map(Some)
+    let entered = match register.enter(user.clone()).await {
+        // No claim succeeds either. Replays do, and requests without a key.
+        Err(RegisterError::Store(error)) => {
+            tracing::warn!(%error, "this process is not in the register of the store yet");
+            register.unchecked(user)
+        }
+        entered => entered?,
+    };
+    if entered.is_first() && !engine.namespace().is_default() {
+        tracing::warn!(
+            namespace = engine.namespace().as_str(),
+            "no process used this namespace before: every key is new. If the store has records of this service that were \
+             written without a namespace, stop this process and set an empty name instead, or their retries execute again"
+        );
+    }
+    Ok(Some(entered))
 }
 
 /// Returns how a gateway with this configuration names and compares the operations of each route.
-pub(super) fn routes(config: &Config, resolved: &ResolvedConfig) -> BTreeMap<String, RouteNames> {
+pub(super) fn routes(config: &Config, resolved: &ResolvedConfig) -> BTreeMap<String, RouteNaming> {
     let protected = config.routes.iter().zip(&resolved.routes);
     let protected = protected.filter(|(route, _)| route.handling == RouteMode::Protect);
     let routes =
@@ -37,14 +55,14 @@ pub(super) fn routes(config: &Config, resolved: &ResolvedConfig) -> BTreeMap<Str
     routes.chain([("*".to_owned(), names(&config.policy, &resolved.policy))]).collect()
 }
 
-fn names(policy: &PolicyConfig, resolved: &ResolvedPolicy) -> RouteNames {
+fn names(policy: &PolicyConfig, resolved: &ResolvedPolicy) -> RouteNaming {
     let scope = match &resolved.callers {
         ScopeConfig::Everyone => "none".to_owned(),
         ScopeConfig::Headers(names) => {
             names.iter().map(HeaderName::as_str).collect::<Vec<_>>().join(",")
         }
     };
-    RouteNames {
+    RouteNaming {
         scope,
         key_header: policy.key_header.to_string(),
         fingerprint: policy.fingerprint.name().as_str().to_owned(),

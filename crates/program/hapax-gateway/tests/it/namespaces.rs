@@ -29,7 +29,10 @@ fn a_store_on_a_server_needs_a_namespace() {
         let error = config.check().unwrap_err();
         assert_eq!(error, ConfigError::NoNamespace);
         let text = error.to_string();
-        assert!(text.contains("an empty name (\"\") to continue with records"), "{text}");
+        assert!(
+            text.contains("set an empty name (\"\") if the store has records of this service"),
+            "{text}"
+        );
         config.namespace = Some("".parse().unwrap());
         config.check().unwrap();
     }
@@ -64,8 +67,10 @@ async fn gateways_that_differ_cannot_share_a_namespace(url: &str) {
     let first = start(on(url, &upstream, "shop")).await;
     let other = scoped(on(url, &upstream, "shop"), "x-user");
     let error = Gateway::start(other.clone()).await.unwrap_err();
-    let StartError::Register(RegisterError::Conflict(conflict)) = &error else { panic!("{error}") };
-    assert_eq!((conflict.setting, &*conflict.theirs), ("scope", "authorization"));
+    let StartError::Register(RegisterError::Difference(difference)) = &error else {
+        panic!("{error}")
+    };
+    assert_eq!((difference.setting, &*difference.theirs), ("scope", "authorization"));
     assert!(error.to_string().contains(&first.local_addr().to_string()), "{error}");
     for change in [
         |policy: &mut PolicyConfig| policy.key_header = http::HeaderName::from_static("x-key"),
@@ -78,7 +83,7 @@ async fn gateways_that_differ_cannot_share_a_namespace(url: &str) {
         let mut other = on(url, &upstream, "shop");
         change(&mut other.policy);
         let error = Gateway::start(other).await.unwrap_err();
-        assert!(matches!(error, StartError::Register(RegisterError::Conflict(_))), "{error}");
+        assert!(matches!(error, StartError::Register(RegisterError::Difference(_))), "{error}");
     }
 
     // A new route, another service or another namespace is no difference.
