@@ -108,7 +108,8 @@ impl<'a> Run<'a> {
                 };
                 let listen = format!("127.0.0.1:{port}");
                 let hook = format!("{upstream}/outcome");
-                let mut arguments = words(&["gateway", "--listen", &listen, "--admin", "off"]);
+                let mut arguments =
+                    words(&["gateway", "--listen", &listen, "--admin", "off", "--namespace", ""]);
                 arguments.extend(words(&["--upstream", &upstream, "--store", &store]));
                 arguments.extend(words(&["--on-unknown", "reconcile", "--reconcile-url", &hook]));
                 arguments.extend(words(&["--lease", LEASE, "--upstream-timeout", GATEWAY_WAITS]));

@@ -62,8 +62,7 @@ pub struct DriverOptions {
     /// and claims nothing.
     pub make: bool,
     /// Whether a store without an identity, which no process has used, is rejected with
-    /// [`Missing`](StoreDriverErrorKind::Missing). Then nothing is created, and older tables are still
-    /// migrated.
+    /// [`Missing`](StoreDriverErrorKind::Missing). Nothing is created; older tables are migrated.
     pub must_exist: bool,
 }
 

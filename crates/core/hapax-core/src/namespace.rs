@@ -1,4 +1,4 @@
-//! Namespaces: services that share a store, and no record.
+//! Namespaces: names of the services that share a store.
 
 mod schedule;
 

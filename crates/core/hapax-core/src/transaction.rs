@@ -6,7 +6,7 @@
 //!
 //! 1. A connection is taken from the caller's pool. Duplicates take none: only an owner gets this
 //!    far.
-//! 2. The lease is renewed once, for that of the policy, and not again until the transaction has
+//! 2. The lease is renewed once, for the time of the policy, and not again until the transaction has
 //!    ended: a renewal would change the write id that the transaction expects. The transaction's
 //!    first statement, and with it its snapshot, comes after that.
 //! 3. The operation writes.

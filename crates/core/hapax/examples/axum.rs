@@ -15,7 +15,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let app = Router::new().route("/orders", post(|| async { "ordered" })).layer(layer.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("listening on {}", listener.local_addr()?);
-    // At SIGTERM it waits for the requests in progress, and until the store has their outcomes.
+    // At SIGTERM the drain waits for requests in progress and for deferred outcomes.
     let ending = layer.drain_on_signal(Duration::from_secs(25));
     axum::serve(listener, app).with_graceful_shutdown(ending).await?;
     Ok(())

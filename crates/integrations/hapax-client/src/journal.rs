@@ -173,7 +173,7 @@ pub enum JournalError {
     /// There is no file at the path, and none is created.
     #[cfg(feature = "file")]
     #[error(
-        "expected a journal at {}, found none: correct the path, or restore the file with its secret; a journal that is made in its place has a new secret, and sends every operation under a new key",
+        "expected a journal at {}, found none: correct the path, or restore the file with its secret; a journal that is created in its place has a new secret, and sends every operation under a new key",
         path.display()
     )]
     Missing {
@@ -208,7 +208,7 @@ pub enum JournalError {
     NoSecret,
     /// The store has no schedule.
     #[error(
-        "expected a store with a schedule, found none: use a file, Redis or PostgreSQL; of PostgreSQL, run the migrations"
+        "expected a store with a schedule, found none: use a file, Redis or PostgreSQL; in PostgreSQL, run the SQL of `hapax sql --part store`"
     )]
     NoSchedule,
     /// The engine cannot start.

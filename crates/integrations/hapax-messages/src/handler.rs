@@ -45,9 +45,9 @@ pub enum MessageFailure {
         /// Cause, for operators.
         cause: FailureCause,
     },
-    /// The message was not handled because of a fault that is not its own, such as a wrong setting: it is to be
-    /// handled again, and the attempt does not count, so that it never becomes a dead letter by such failures alone. In
-    /// batch mode the attempt counts.
+    /// The message was not handled because of a fault that concerns every message, such as a wrong setting. It is
+    /// handled again. In claim mode the attempt does not count, so the message never becomes a dead letter by such
+    /// failures alone; in batch mode it counts.
     Withdraw {
         /// Pause before the next attempt, at most [`Attempts::longest_pause`](crate::Attempts::longest_pause).
         after: Duration,

@@ -321,7 +321,7 @@ impl InboxBuilder {
     }
 
     /// Sets the lease: the time for which a process that died blocks its messages. Default 30 s. It
-    /// is not renewed within a [transaction](Self::transactions), so it is at least as long as one.
+    /// is not renewed within a [transaction](Self::transactions): set it to at least the longest time of one.
     pub const fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
@@ -374,9 +374,10 @@ impl InboxBuilder {
         self
     }
 
-    /// Holds the first messages, as long as no rule finds an id in any of them, instead of parking them: a rule is
-    /// probably wrong. [`ConsumerMonitor::until_ids_are_missing`](crate::ConsumerMonitor::until_ids_are_missing) ends
-    /// after ten of them, or 30 s. After the first message with an id, those without one are parked.
+    /// Sets that the first messages are held, instead of parked, until a rule finds an id in one of them: if none has
+    /// an id, the rules are probably wrong.
+    /// [`ConsumerMonitor::until_ids_are_missing`](crate::ConsumerMonitor::until_ids_are_missing) returns after ten of
+    /// them, or 30 s. After the first message with an id, those without one are parked.
     pub const fn expect_ids(mut self) -> Self {
         self.expects_ids = true;
         self

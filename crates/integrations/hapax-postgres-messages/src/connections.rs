@@ -64,7 +64,7 @@ impl<C: Executor + 'static> Connections<C> {
     }
 
     /// Sets the schema of the tables and functions of messages, which the statements of this crate then name.
-    /// Default: that in which the search path of the role finds them, which must be one.
+    /// Default: the only schema of the search path that has them.
     #[must_use]
     pub fn schema(mut self, schema: SchemaName) -> Self {
         self.schema = Some(schema);

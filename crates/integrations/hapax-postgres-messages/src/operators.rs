@@ -100,7 +100,7 @@ pub struct DeadLetterContents {
 }
 
 fn other_rows() -> ConnectCause {
-    "expected the rows of hapax_dead_letters, found others: run the migrations".into()
+    "expected the rows of hapax_dead_letters, found others: run the SQL of `hapax sql`".into()
 }
 
 fn unsigned(value: &SqlValue) -> Result<u64, ConnectCause> {

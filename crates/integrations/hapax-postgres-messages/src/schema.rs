@@ -66,9 +66,9 @@ const SCHEMAS: &str = "SELECT n.nspname::text, (n.nspname = ANY (current_schemas
     WHERE c.relname = 'hapax_messages_migrations' AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
     ORDER BY array_position(current_schemas(false), n.nspname), n.nspname";
 
-/// Returns the schemas of the database that have the tables of messages. A program to which none is named uses them
-/// only if it is one: rows in a second one, which was created by mistake, would neither be published nor
-/// known as handled.
+/// Returns the schemas of the database that have the tables of messages. A program without a configured
+/// schema uses the tables only if exactly one schema has them: rows in a second one, which was created by
+/// mistake, would neither be published nor known as handled.
 ///
 /// # Errors
 /// The error of the connection or the server.
@@ -105,7 +105,7 @@ pub(crate) async fn check_one_set(connection: &mut dyn Executor) -> Result<(), S
         tracing::warn!(
             used = names(&found),
             others = names(&others),
-            "tables of messages exist in other schemas too: their rows are not those that are used here"
+            "tables of messages exist in other schemas too, which this process does not use"
         );
     }
     Ok(())

@@ -144,7 +144,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let serving = axum::serve(listener, app).with_graceful_shutdown(ended());
     let (is_stored, served) = tokio::join!(driving, serving.into_future());
     if !is_stored {
-        eprintln!("not all is stored: it is resumed once its lease has lapsed");
+        eprintln!("some writes are not stored: their sagas are resumed when their leases lapse");
     }
     Ok(served?)
 }

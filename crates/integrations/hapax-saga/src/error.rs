@@ -12,7 +12,7 @@ use crate::log::MAX_LOG;
 pub enum SagasBuildError {
     /// The store has no schedule.
     #[error(
-        "expected a store with a schedule, found none: use memory, file, Redis or PostgreSQL, and run its migrations"
+        "expected a store with a schedule, found none: use memory, a file, Redis or PostgreSQL; in PostgreSQL, run the SQL of `hapax sql --part store`"
     )]
     NoSchedule,
     /// The lease is too short to be renewed.
@@ -39,7 +39,7 @@ pub enum SagasBuildError {
     },
     /// The name of a definition is too long beside the namespace of the engine.
     #[error(
-        "expected a name of a saga that fits into a queue's name with the namespace, found `{name}`: shorten it, or the namespace"
+        "expected the name of a saga and the namespace to fit together into the name of a queue (192 characters), found the saga `{name}`: shorten one of them"
     )]
     LongName {
         /// The name of the saga.

@@ -88,7 +88,7 @@ impl SagasBuilder {
 
     /// Sets the lease: the time after which another process resumes the sagas of a process that died.
     /// At least 100 ms, and at most a tenth of the retention of each definition. Default 30 s. It is not
-    /// renewed within a transaction, so it is at least as long as one.
+    /// renewed within a transaction: set it to at least the longest time of one.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self

@@ -12,7 +12,7 @@ pub(crate) async fn on_schedule<'a, T>(
 ) -> Result<T, StoreError> {
     let Some(schedule) = engine.schedule() else {
         return Err(StoreError::unavailable(
-            "expected a store with a schedule, found none: use memory, file, Redis or PostgreSQL, and run its migrations",
+            "expected a store with a schedule, found none: use memory, a file, Redis or PostgreSQL; in PostgreSQL, run the SQL of `hapax sql --part store`",
         ));
     };
     match timeout(engine.store_timeout(), call(schedule)).await {

@@ -345,7 +345,7 @@ async fn open_or_create(args: &JournalArgs) -> Result<ClientBuilder, CliError> {
     if journal.is_new() {
         let path = std::path::absolute(&path).unwrap_or(path);
         eprintln!(
-            "hapax: a new journal was made, {}, with a new secret: a name that was sent from another \
+            "hapax: a new journal was created, {}, with a new secret: a name that was sent from another \
              journal is sent again, under another key; --journal-must-exist rejects this",
             path.display()
         );

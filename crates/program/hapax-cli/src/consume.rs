@@ -95,9 +95,9 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     match without_ids {
         None => Ok(ExitCode::SUCCESS),
         Some(error) => Err(CliError::usage(format!(
-            "--id: {error} in any of the first messages ({}), which stay at the broker: name the header or property \
-             that has the id of a message (--id header:NAME, --id json:/POINTER), or what replaces it as the last \
-             rule (--id position, --id payload-hash)",
+            "--id: {error} in any of the first messages ({}): name the header or field that has it (--id \
+             header:NAME, --id json:/POINTER), or add a last rule without one (--id position, --id payload-hash). \
+             The messages stay at the broker",
             stats.without_id
         ))),
     }

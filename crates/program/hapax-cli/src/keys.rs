@@ -185,7 +185,7 @@ impl OpenedStore {
                         ": start the gateway, which creates a store, then run this command again"
                     }
                     false => {
-                        ": pass the URL of another one with --store, or the address of its process with --admin"
+                        ": correct the path or URL in --store, or pass the address of its process by --admin"
                     }
                 };
                 let none = format!("there is no store at {}{none}", path.display());

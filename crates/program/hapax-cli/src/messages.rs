@@ -120,7 +120,8 @@ pub(crate) async fn connection_to_messages(
     })?;
     let found = found.map_err(|error| {
         CliError::unavailable(format!(
-            "{flag}: expected the tables of messages, found an error: {}: check the URL",
+            "{flag}: expected the tables of messages, found an error: {}: check the URL, the server and the \
+             role's privileges",
             with_causes(&*error)
         ))
     })?;
@@ -138,20 +139,24 @@ fn the_schema(
         if found.iter().any(|name| name == wanted.as_str()) {
             return Ok(wanted.clone());
         }
-        let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
+        let wanted = wanted.as_str();
+        // The script fails in a schema without tables if another one has them.
+        let remedy = match found.is_empty() {
+            true => {
+                format!(": run the SQL of `hapax sql --schema {wanted}` in the database of {flag}")
+            }
+            false => format!("; they are in {}: pass that schema", found.join(", ")),
+        };
         return Err(CliError::usage(format!(
-            "--schema: expected a schema with the tables of messages, found {}, and those in {found}: name \
-             that one, or run the SQL of `hapax sql --schema {}` in the database of {flag}",
-            wanted.as_str(),
-            wanted.as_str()
+            "--schema: expected a schema with the tables of messages, found none of them in {wanted}{remedy}"
         )));
     }
     match (found.pop(), found.is_empty()) {
         (Some(one), true) => SchemaName::new(one).map_err(CliError::usage),
         (Some(last), false) => Err(CliError::usage(format!(
-            "{flag}: expected the tables of messages in one schema, found them in {} and {last}: name that of \
-             the services by --schema; rows in another one are neither published nor known as handled, so move \
-             them, and drop it",
+            "{flag}: expected the tables of messages in one schema, found them in {} and {last}: pass the \
+             schema that the services use by --schema; then move the rows of the other one, which are not used, \
+             and drop it",
             found.join(", ")
         ))),
         (None, _) => Err(CliError::unavailable(format!(

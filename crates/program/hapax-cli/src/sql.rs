@@ -11,8 +11,9 @@ use hapax_postgres_messages::{SchemaName, message_migrations};
 /// Print the SQL that creates or migrates the tables and functions in PostgreSQL
 ///
 /// Run it with psql, any number of times: with an error psql ends with an exit code of 3. For a
-/// migration tool leave out the first line, which is a command of psql. The SQL names its schema, whatever
-/// the search path of the role is. It fails if the tables are in another schema of the database only.
+/// migration tool leave out the first line, which is a command of psql. The script names its schema, whatever
+/// the search path of the role is. The script fails if only another schema of the database has the
+/// tables: pass that one by --schema.
 #[derive(Debug, Args)]
 pub(crate) struct SqlArgs {
     /// The schema of all tables and functions, which is created if it is missing

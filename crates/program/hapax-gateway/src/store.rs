@@ -471,12 +471,12 @@ fn missing(place: &str, by_setting: bool) -> String {
     let (because, then) = if by_setting {
         (
             ", because of --store-must-exist",
-            "restore it, mount its disk, or correct --store; only for the very first start leave \
-             --store-must-exist out: a new store has no records, so that retries of earlier requests \
-             execute again",
+            "restore it, mount its disk, or correct --store; leave --store-must-exist out only for the \
+             first start, because a new store has no records and retries of earlier requests execute \
+             again",
         )
     } else {
-        ("", "pass the URL of another one by --store")
+        ("", "correct the path or URL in --store")
     };
     format!("expected a store that was used before at {place}{because}, found none: {then}")
 }

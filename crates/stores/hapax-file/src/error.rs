@@ -26,8 +26,8 @@ pub enum OpenError {
     },
     /// There is no database, and the options require one. Nothing was created.
     #[error(
-        "expected a database at {}, found none: restore it, mount its disk, or correct the path; one \
-         that is made in its place has no records",
+        "expected a database at {}, found none: restore it, mount its disk, or correct the path; a \
+         store that is created in its place has no records",
         path.display()
     )]
     Missing {

@@ -36,7 +36,7 @@ pub(crate) fn read_or_make(
             make(path, &secret).map_err(|error| OpenError::io(path, error))?;
             tracing::warn!(
                 path = %absolute(path).display(),
-                "a new secret was made: under it every key and name is new; keep it with the store"
+                "a new secret was created: under it every key and name is new; keep it with the store"
             );
             Ok(KeyRing::new(secret))
         }

@@ -131,7 +131,7 @@ impl FileStore {
             tracing::warn!(
                 path = %path.display(),
                 %created,
-                "a new store was made: it has no records, so that a request that another store has \
+                "a new store was created: it has no records, so a request that another store has \
                  recorded executes again"
             );
         } else {

@@ -193,7 +193,7 @@ impl Wanted {
 /// Checks the tables that migrations up to `version` created.
 fn tables(server: &ServerInfo, version: Option<i32>) -> [Finding; 2] {
     let table = |subject, persistence: &Option<String>, since, logged| {
-        let missing = "run the migrations, and restore its rows from a backup";
+        let missing = "run the SQL of `hapax sql --part store`, and restore its rows from a backup";
         let (found, severity, fix) = match persistence.as_deref() {
             Some("p") => ("logged", Severity::Fine, ""),
             Some("u") => ("unlogged", Severity::Broken, logged),
@@ -216,12 +216,14 @@ fn migrations(found: Option<i32>) -> Finding {
         None => (
             "none".into(),
             Severity::Risk,
-            "start a gateway, or run the migrations, as a user who may create tables",
+            "start a gateway, or run the SQL of `hapax sql --part store`, as a user who may create \
+             tables",
         ),
         Some(version) if version < VERSION => (
             format!("version {version} of {VERSION}"),
             Severity::Risk,
-            "start a gateway, or run the migrations, as a user who may create tables",
+            "start a gateway, or run the SQL of `hapax sql --part store`, as a user who may create \
+             tables",
         ),
         Some(version) if version > VERSION => (
             format!("version {version}, newer than {VERSION}"),

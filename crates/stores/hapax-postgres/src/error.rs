@@ -61,8 +61,8 @@ pub enum PostgresConnectError {
     /// There are no tables, or no process has written to them, and the options require a store that was
     /// used before. Nothing was created.
     #[error(
-        "expected a store that was used before, found {}: restore it, or correct the URL; one that is \
-         made in its place has no records",
+        "expected a store that was used before, found {}: restore it, or correct the URL; a store \
+         that is created in its place has no records",
         if *.tables { "tables that were never used, or were emptied" } else { "no tables" }
     )]
     Missing {
@@ -192,7 +192,7 @@ pub enum PostgresStoreError {
     /// The tables have no schedule, because they were not migrated.
     #[error(
         "expected the table and functions of migration 3 (hapax_schedule), found none: open the store \
-         for writing, which migrates the tables, or run the migrations"
+         for writing, which migrates the tables, or run the SQL of `hapax sql --part store`"
     )]
     NoSchedule,
     /// The server did not answer in time.

@@ -42,10 +42,11 @@
 //!
 //! # The tables
 //! [`PostgresStore::connect`] creates and migrates them, in a transaction that many processes may
-//! run at once; or run [`migrations`] yourself. They are in the schema that has them already, else in that
-//! of [`PostgresOptions::schema`], else in the first of the search path; without the second, none are
-//! created while only another schema of the database has some. A role that only serves needs `SELECT`, `INSERT`,
-//! `UPDATE` and `DELETE` on the four tables, and their functions, which every role may call.
+//! run at once; or run [`migrations`] yourself. The store uses [`PostgresOptions::schema`] if it is set;
+//! else the schema of the search path that has the tables; else the first schema of the search path. If
+//! none is set and only a schema outside of the search path has tables, [`PostgresStore::connect`] fails.
+//! A role that only serves needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the four tables, and their
+//! functions, which every role may call.
 //!
 //! | column of `hapax_cells` | content |
 //! | --- | --- |

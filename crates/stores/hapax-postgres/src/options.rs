@@ -116,7 +116,7 @@ impl PostgresOptions {
         self
     }
 
-    /// Sets the schema of the tables. By default the first of the role's `search_path`.
+    /// Sets the schema of the tables. By default that of the role's `search_path` which has them, else its first.
     #[must_use]
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.schema = Some(schema.into());

@@ -82,7 +82,7 @@ pub(crate) fn log_new(setup: &ConnectionSetup) {
     tracing::warn!(
         tables = setup.options.place(),
         created = %SystemClock.now(),
-        "a new store was made: it has no records, so that a request that another store has recorded \
+        "a new store was created: it has no records, so a request that another store has recorded \
          executes again"
     );
 }

@@ -109,17 +109,17 @@ where
 /// The routine of the server that warns that the wait of a COMMIT for synchronous standbys was cancelled.
 const STANDBY_WAIT: &str = "SyncRepWaitForLSN";
 
-/// Drives a connection to its end, and calls `hear` with every notification. It ends too when an operator cancels
+/// Drives a connection to its end, and calls `notify` with every notification. It ends too when an operator cancels
 /// the wait of its COMMIT for a synchronous standby: the server would answer that the transaction is
 /// committed.
 pub(crate) fn drive(
     mut driver: Driver,
-    mut hear: impl FnMut(tokio_postgres::Notification) + Send,
+    mut notify: impl FnMut(tokio_postgres::Notification) + Send,
 ) -> impl Future<Output = ()> + Send {
     std::future::poll_fn(move |context| {
         loop {
             match std::task::ready!(driver.as_mut().poll_message(context)) {
-                Some(Ok(AsyncMessage::Notification(notification))) => hear(notification),
+                Some(Ok(AsyncMessage::Notification(notification))) => notify(notification),
                 Some(Ok(AsyncMessage::Notice(notice)))
                     if notice.routine() == Some(STANDBY_WAIT) =>
                 {

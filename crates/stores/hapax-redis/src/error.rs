@@ -41,7 +41,7 @@ pub enum RedisConnectError {
     /// Nothing was written.
     #[error(
         "expected a store that was used before, found none: restore it, or correct the URL or the \
-         prefix; one that is made in its place has no records"
+         prefix; a store that is created in its place has no records"
     )]
     Missing,
     /// Other processes use another secret, or none while one is given here, or one while none is

@@ -211,7 +211,7 @@ impl RedisStore {
             tracing::warn!(
                 server = options.server,
                 created,
-                "a new store was made: it has no records, so that a request that another store has \
+                "a new store was created: it has no records, so a request that another store has \
                  recorded executes again"
             );
         } else if !stored.is_empty() {

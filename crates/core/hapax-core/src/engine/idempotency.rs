@@ -416,8 +416,9 @@ pub enum EngineError {
     NoRuntime,
     /// Several processes can open the store, and no namespace was set.
     #[error(
-        "several services can share this store, and the namespace is missing: call `.namespace(\"NAME\")` with \
-         the name of this service, or `.namespace(\"\")` to continue with records that were written without one"
+        "expected a namespace, since several services can share this store, found none: call `.namespace(\"\")` \
+         if the store has records of this service, else `.namespace(\"NAME\")` with the name of this service. Under \
+         another namespace every key is new, and retries execute again"
     )]
     NoNamespace,
     /// The namespace is no valid name.

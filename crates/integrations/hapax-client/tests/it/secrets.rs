@@ -71,7 +71,7 @@ fn value(text: &str) -> HeaderValue {
 pub(crate) async fn send_all(store: impl Inspect) -> Written {
     let bank = Bank::start().await;
     let debug = Written::default();
-    let client = Client::open(Journal::over(store).unwrap());
+    let client = Client::open(Journal::over(store).unwrap().namespace(""));
     let client = client.server(bank.origin(), Server::hapax());
     let (shown, replaced) = (debug.clone(), AtomicBool::new(false));
     let client =

@@ -21,7 +21,7 @@ pub(crate) trait SharedJournal: Sync {
 }
 
 async fn open(journal: &impl SharedJournal, bank: &Bank) -> Client {
-    let client = Client::open(Journal::over(journal.connect().await).unwrap());
+    let client = Client::open(Journal::over(journal.connect().await).unwrap().namespace(""));
     let client = client.server(bank.origin(), Server::hapax());
     client.lease(Duration::from_secs(1)).build().await.unwrap()
 }

@@ -242,7 +242,7 @@ impl IdempotencyLayerBuilder {
     }
 
     /// Sets the lease: the time for which a process that crashed blocks its keys. By default 30 s. It
-    /// is not renewed within a transaction, so it is at least as long as one.
+    /// is not renewed within a transaction: set it to at least the longest time of one.
     pub const fn lease(mut self, lease: Duration) -> Self {
         self.options.policy.terms.lease = lease;
         self

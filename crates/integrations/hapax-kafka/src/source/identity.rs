@@ -68,8 +68,8 @@ pub(super) struct TopicCheck {
 }
 
 impl TopicCheck {
-    /// Compares the first record that is fetched. A log without the expected one, which may have been compacted, shows
-    /// nothing.
+    /// Compares the first record that is fetched. Returns no error if the log lacks the expected record, which may have
+    /// been compacted.
     pub(super) fn check(self, offset: i64, found: RecordIdentity) -> Result<(), Recreated> {
         match self.offset != offset || self.expected.matches(found) {
             true => Ok(()),

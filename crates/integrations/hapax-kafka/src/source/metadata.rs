@@ -30,7 +30,7 @@ impl CommitMetadata {
             }
             _ => None,
         };
-        // More parts than metadata has are not read.
+        // Further parts belong to later versions, and are ignored.
         let parts: Vec<_> = metadata.splitn(6, ' ').collect();
         let parsed = match parts.as_slice() {
             ["hapax1", "open", end, rest @ ..] => end

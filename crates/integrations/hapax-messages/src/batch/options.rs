@@ -48,8 +48,9 @@ pub struct BatchOptions {
     pub attempts: Attempts,
     /// Action for messages that are older than the retention of ids; none in positions mode.
     pub on_too_old: OnTooOld,
-    /// Holds the first messages, as long as no rule finds an id in any of them, as
-    /// [`InboxBuilder::expect_ids`](crate::InboxBuilder::expect_ids) does. Default: false.
+    /// Sets that the first messages are held, instead of parked, until a rule finds an id in one of them: if none has
+    /// an id, the rules are probably wrong. See [`InboxBuilder::expect_ids`](crate::InboxBuilder::expect_ids).
+    /// Default: false.
     pub expect_ids: bool,
     /// Limits.
     pub limits: BatchConsumerLimits,

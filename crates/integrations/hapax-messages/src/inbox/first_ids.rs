@@ -14,7 +14,7 @@ const MESSAGES: u64 = 10;
 /// Time after the first of these messages, after which the rules count as wrong too.
 const TIME: Duration = Duration::from_secs(30);
 
-/// Pause before it is looked again whether a message has an id, while none had one.
+/// Pause before a held message is checked again.
 pub(crate) const NO_ID_PAUSE: Duration = Duration::from_millis(500);
 
 /// Whether a message with an id was received, and how many without one were before it.

@@ -59,5 +59,7 @@ pub(super) fn handler_error(error: StatementError) -> BatchError {
 }
 
 pub(super) fn other_rows() -> BatchError {
-    unavailable("expected the rows of the inbox's functions, found others: run the migrations")
+    unavailable(
+        "expected the rows of the inbox's functions, found others: run the SQL of `hapax sql`",
+    )
 }

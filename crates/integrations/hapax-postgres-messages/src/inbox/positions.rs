@@ -44,7 +44,8 @@ const ADVANCE_AND_INSERT: &str = advance!(
 );
 const DEAD_LETTER_STATES: &str = "SELECT hapax_dead_letter_states($1, $2, $3, $4)";
 
-const OTHER_ROWS: &str = "expected the row of a position, found other rows: run the migrations";
+const OTHER_ROWS: &str =
+    "expected the row of a position, found other rows: run the SQL of `hapax sql`";
 
 /// The result of a step in the transaction of its batch.
 pub(super) struct Advanced {

@@ -242,7 +242,7 @@ DECLARE
     wrong bigint;
 BEGIN
     IF cardinality(fingerprints) <> cardinality(ids) THEN
-        RAISE EXCEPTION 'expected a fingerprint for each of % ids, found %', cardinality(ids),
+        RAISE EXCEPTION 'expected a fingerprint for each of % ids, found %: pass one element for each message', cardinality(ids),
             cardinality(fingerprints)
             USING ERRCODE = '22023';
     END IF;
@@ -251,7 +251,8 @@ BEGIN
     INTO keys, digests, wrong
     FROM unnest(ids, fingerprints) AS g (id, fingerprint);
     IF wrong > 0 THEN
-        RAISE EXCEPTION 'expected ids of 1 to 1024 bytes, found % others', wrong USING ERRCODE = '22023';
+        RAISE EXCEPTION 'expected ids of 1 to 1024 bytes, found % others: pass one of these for each message', wrong
+            USING ERRCODE = '22023';
     END IF;
     RETURN QUERY
     SELECT s.at::integer,
@@ -508,11 +509,11 @@ BEGIN
             USING ERRCODE = '22023';
     END IF;
     IF attempts IS NULL OR attempts < 0 THEN
-        RAISE EXCEPTION 'expected a number of attempts from 0, found %', coalesce(attempts::text, 'null')
+        RAISE EXCEPTION 'expected a number of attempts from 0, found %: pass one of these', coalesce(attempts::text, 'null')
             USING ERRCODE = '22023';
     END IF;
     IF cardinality(header_names) IS DISTINCT FROM cardinality(header_values) THEN
-        RAISE EXCEPTION 'expected a value for each of % names of headers, found %',
+        RAISE EXCEPTION 'expected a value for each of % names of headers, found %: pass one for each name',
             coalesce(cardinality(header_names)::text, 'null'), coalesce(cardinality(header_values)::text, 'null')
             USING ERRCODE = '22023';
     END IF;
@@ -652,7 +653,7 @@ BEGIN
     IF wanted IS NULL OR cardinality(payloads) IS DISTINCT FROM wanted OR cardinality(order_keys) <> wanted
         OR cardinality(message_ids) <> wanted OR cardinality(headers) <> wanted
     THEN
-        RAISE EXCEPTION 'expected arrays of % elements, as in destinations, found another length', coalesce(wanted::text, 'some')
+        RAISE EXCEPTION 'expected arrays of equal length in all parameters, found others: pass one element for each message'
             USING ERRCODE = '22023';
     END IF;
     IF EXISTS (
@@ -924,11 +925,11 @@ SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     IF over_limit IS NULL OR over_limit NOT IN ('fetch', 'dead-letter', 'accept') THEN
-        RAISE EXCEPTION 'expected over_limit fetch, dead-letter or accept, found %', coalesce(over_limit, 'null')
+        RAISE EXCEPTION 'expected over_limit fetch, dead-letter or accept, found %: pass one of these', coalesce(over_limit, 'null')
             USING ERRCODE = '22023';
     END IF;
     IF max_wait IS NULL OR max_wait NOT BETWEEN interval '0' AND interval '36500 days' THEN
-        RAISE EXCEPTION 'expected max_wait of 0 to 100 years, found %', coalesce(max_wait::text, 'null')
+        RAISE EXCEPTION 'expected max_wait of 0 to 100 years, found %: pass one of these', coalesce(max_wait::text, 'null')
             USING ERRCODE = '22023';
     END IF;
 END
@@ -969,11 +970,11 @@ BEGIN
     PERFORM hapax_check_text('a message id', message_id);
     PERFORM hapax_check_gap(max_wait, over_limit);
     IF number IS NULL OR number NOT BETWEEN 1 AND 9223372036854775806 THEN
-        RAISE EXCEPTION 'expected a number of 1 to 9223372036854775806, found %', coalesce(number::text, 'null')
+        RAISE EXCEPTION 'expected a number of 1 to 9223372036854775806, found %: pass one of these', coalesce(number::text, 'null')
             USING ERRCODE = '22023';
     END IF;
     IF max_waiting IS NULL OR max_waiting < 0 THEN
-        RAISE EXCEPTION 'expected max_waiting of at least 0, found %', coalesce(max_waiting::text, 'null')
+        RAISE EXCEPTION 'expected max_waiting of at least 0, found %: pass one of these', coalesce(max_waiting::text, 'null')
             USING ERRCODE = '22023';
     END IF;
     -- The message is acknowledged after this.

@@ -35,7 +35,7 @@ BEGIN
     PERFORM hapax_check_consumer(consumer);
     PERFORM hapax_check_text('a topic', topic);
     IF partition IS NULL OR partition < 0 OR next_offset IS NULL OR next_offset < 0 THEN
-        RAISE EXCEPTION 'expected a partition and an offset of at least 0, found % and %',
+        RAISE EXCEPTION 'expected a partition and an offset of at least 0, found % and %: pass such numbers',
             coalesce(partition::text, 'null'), coalesce(next_offset::text, 'null')
             USING ERRCODE = '22023';
     END IF;
@@ -89,7 +89,7 @@ AS $$
 BEGIN
     PERFORM hapax_check_position(consumer, topic, partition, from_offset);
     IF fence IS NULL OR to_offset IS NULL OR to_offset <= from_offset THEN
-        RAISE EXCEPTION 'expected a fencing token, and to_offset above from_offset, found %, % and %',
+        RAISE EXCEPTION 'expected a fencing token, and to_offset above from_offset, found %, % and %: pass such numbers',
             coalesce(fence::text, 'null'), coalesce(to_offset::text, 'null'), from_offset
             USING ERRCODE = '22023';
     END IF;

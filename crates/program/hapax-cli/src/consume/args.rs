@@ -22,11 +22,12 @@ use crate::store::RequiredStoreArg;
 /// service checks that id, or is behind `hapax gateway`.
 ///
 /// A 2xx accepts the message. After 408, 409, 425, 429, a status that is no 4xx, or no answer, the
-/// message is posted again, not before Retry-After. So it is after 401, 403, 404, 405, 406 and 415,
-/// which a wrong path or secret causes: until the service has accepted a message, without end, and
-/// then ten times. After another 4xx it becomes a dead letter, and so does one whose attempts are
-/// exhausted: `hapax messages` lists, redrives and drops it. Messages with one order key are posted
-/// in their order; those behind a dead letter become dead letters too.
+/// message is posted again, not before Retry-After. A message with 401, 403, 404, 405, 406 or 415,
+/// which a wrong path or secret causes, is posted again without end until the service has accepted a
+/// message, and then becomes a dead letter after ten attempts. After another 4xx a message becomes a
+/// dead letter, and so does one whose attempts are exhausted: `hapax messages` lists, redrives and
+/// drops it. Messages with one order key are posted in their order; those behind a dead letter become
+/// dead letters too.
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER)]
 pub(crate) struct ConsumeArgs {
@@ -43,8 +44,8 @@ pub(crate) struct ConsumeArgs {
     /// for all processes of the consumer; or file:PATH, for one process
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     pub(super) store: UrlText<StoreUrl>,
-    /// The namespace of the consumer: two services that share a store may have a consumer of one name each
-    /// [default: the empty one]
+    /// The namespace of the consumer. Services that share a store need different ones, or consumers with
+    /// one name share their records [default: the empty one]
     #[arg(long, value_name = "NAME", env = "HAPAX_NAMESPACE")]
     pub(super) namespace: Option<Namespace>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]

@@ -21,10 +21,10 @@ use crate::messages::destination;
 /// Time between two warnings about a service that accepts nothing.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// Tries with a status of [`DeploymentStatus`] after which a message becomes a dead letter, once the service has accepted one.
-const REJECTED_TRIES: u32 = 10;
+/// Attempts with a status of [`DeploymentStatus`] after which a message becomes a dead letter, once the service has accepted one.
+const REJECTED_ATTEMPTS: u32 = 10;
 
-/// Most messages whose tries are counted. With more of them the counts begin again.
+/// Most messages whose attempts are counted. With more of them the counts begin again.
 const COUNTED: usize = 4096;
 
 /// Prefixes of the attributes of a CloudEvent in the bindings of brokers.
@@ -53,7 +53,7 @@ struct Health {
     has_accepted: bool,
     /// The last status of a [`DeploymentStatus`], since it last accepted a message.
     status: Option<DeploymentStatus>,
-    /// Tries of messages with such a status, since it first accepted one.
+    /// Attempts of messages with such a status, since it first accepted one.
     rejected: HashMap<MessageId, u32>,
     /// First of the attempts that failed, since it last accepted a message.
     failing_since: Option<Instant>,
@@ -185,7 +185,7 @@ impl Service {
         health.status = Some(status);
         if health.is_warning_due() {
             let then = match health.has_accepted {
-                true => "a message becomes a dead letter after ten tries with such a status",
+                true => "a message becomes a dead letter after ten attempts with such a status",
                 false => {
                     "no message becomes a dead letter for it before the service has accepted one"
                 }
@@ -201,9 +201,9 @@ impl Service {
         if health.rejected.len() >= COUNTED && !health.rejected.contains_key(id) {
             health.rejected.clear();
         }
-        let tries = health.rejected.entry(id.clone()).or_default();
-        *tries += 1;
-        if *tries < REJECTED_TRIES {
+        let attempts = health.rejected.entry(id.clone()).or_default();
+        *attempts += 1;
+        if *attempts < REJECTED_ATTEMPTS {
             return RejectedMessage::Retried;
         }
         health.rejected.remove(id);
@@ -299,7 +299,7 @@ mod tests {
         assert!(reason.contains("404 Not Found: check the path and the host of --to"), "{reason}");
         service.accepted(&two);
         assert_eq!(service.deployment_error(), None);
-        for _ in 1..REJECTED_TRIES {
+        for _ in 1..REJECTED_ATTEMPTS {
             assert_eq!(service.rejected(status, &one, "404"), RejectedMessage::Retried);
         }
         assert_eq!(service.rejected(status, &two, "404"), RejectedMessage::Retried);

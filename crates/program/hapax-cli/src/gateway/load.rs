@@ -88,8 +88,8 @@ impl Loaded {
             // The texts of these errors begin with the flag.
             StartError::AdminToken { .. } => self.sources.failure_of("admin_token_file", what),
             StartError::AccessLog { .. } => self.sources.failure_of("access_log", what),
-            StartError::Register(RegisterError::Conflict(_)) => {
-                self.sources.failure_of("namespace", what)
+            StartError::Register(RegisterError::Difference(_)) => {
+                self.sources.failure_of("namespace", format!("--namespace: {what}"))
             }
             StartError::Store(StoreOpenError::Secret { .. }) => {
                 self.sources.failure_of("secret_file", what)

@@ -207,7 +207,8 @@ fn a_new_journal_is_told_in_one_line_and_can_be_rejected() {
     assert_eq!(default.status.code(), Some(69));
     assert!(is_empty());
 
-    let made = format!("hapax: a new journal was made, {}, with a new secret", journal.display());
+    let made =
+        format!("hapax: a new journal was created, {}, with a new secret", journal.display());
     for (words, line) in [(&send[..], Some(&made)), (&required, None)] {
         let output = script.call(words);
         assert!(output.status.success());

@@ -40,7 +40,7 @@ fn check_reports_an_invalid_configuration_without_starting() {
     ] {
         let text = format!("{GATEWAY}listen = \"127.0.0.1:0\"\n{more}\n");
         let store = if more.contains("store") { "" } else { "store = \"memory:\"\n" };
-        std::fs::write(&file, format!("{text}{store}admin = \"off\"\n")).unwrap();
+        std::fs::write(&file, format!("{text}{store}admin = \"off\"\nnamespace = \"\"\n")).unwrap();
         for how in [&["--check"][..], &[]] {
             let (code, line) = refused(&[&["gateway", "--config", name], how].concat());
             let says = format!("hapax: {name}{says}");
@@ -93,7 +93,7 @@ fn secrets_that_every_user_can_read_are_warned_of() {
         ("store", "postgres://u:s3cr3t@127.0.0.1/x"),
         ("auth_url", "http://127.0.0.1:2/?s3cr3t"),
     ] {
-        let text = format!("{GATEWAY}{field} = \"{value}\"\n");
+        let text = format!("{GATEWAY}{field} = \"{value}\"\nnamespace = \"\"\n");
         let warned = check(&text, 0o644);
         let about =
             format!("hapax: warning: {name} can be read by every user of this machine, and");
@@ -101,7 +101,8 @@ fn secrets_that_every_user_can_read_are_warned_of() {
         assert!(!warned.contains("s3cr3t"), "{warned}");
         assert_eq!(check(&text, 0o640), "");
     }
-    assert_eq!(check(&format!("{GATEWAY}store = \"postgres://u@127.0.0.1/x\"\n"), 0o644), "");
+    let open = format!("{GATEWAY}store = \"postgres://u@127.0.0.1/x\"\nnamespace = \"\"\n");
+    assert_eq!(check(&open, 0o644), "");
     let auth = "auth_url = \"http://127.0.0.1:2/?s3cr3t\"";
     let text = format!("[gateway]\nupstream = \"http://{}\"\n{auth}", upstream.address);
     check(&text, 0o644);

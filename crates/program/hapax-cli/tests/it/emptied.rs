@@ -204,8 +204,9 @@ fn an_emptied_server_executes_nothing_before_it_is_confirmed(store: &str, empty:
     // Another secret does not join.
     ok(&confirm);
     std::fs::write(&secret, "8".repeat(64)).unwrap();
-    let (code, said) =
-        refused(&[&["gateway", "--upstream", "http://127.0.0.1:9"], &at[..]].concat());
+    let (code, said) = refused(
+        &[&["gateway", "--upstream", "http://127.0.0.1:9", "--namespace", ""], &at[..]].concat(),
+    );
     assert!(code != 0 && said.contains("set the secret of the other processes"), "{said}");
 }
 

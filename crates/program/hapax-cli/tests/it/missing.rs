@@ -1,4 +1,4 @@
-//! Stores and secrets that do not exist yet: one that is made is logged, and a flag rejects it.
+//! Stores and secrets that do not exist yet: one that is created is logged, and a flag rejects it.
 
 use std::path::Path;
 
@@ -21,8 +21,8 @@ fn a_new_store_and_its_secret_are_logged_and_a_release_in_another_folder_can_be_
     let gateway = Gateway::logged(upstream.address, folder.path(), &[]);
     let path = folder.path().join("hapax.db").display().to_string();
     for (message, path) in [
-        ("a new store was made: it has no records", path.clone()),
-        ("a new secret was made: under it every key and name is new", format!("{path}.secret")),
+        ("a new store was created: it has no records", path.clone()),
+        ("a new secret was created: under it every key and name is new", format!("{path}.secret")),
     ] {
         let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
         let mut lines = log.lines().filter(|line| line.contains(message));

@@ -161,7 +161,7 @@ impl Starting {
         let on_server =
             more.iter().any(|it| it.starts_with("postgres://") || it.starts_with("redis://"));
         if on_server && !more.contains(&"--namespace") {
-            arguments.extend(["--namespace", "shop"]);
+            arguments.extend(["--namespace", ""]);
         }
         arguments.extend(["--admin", "127.0.0.1:0"]);
         // Beside its file, where it makes one by itself.

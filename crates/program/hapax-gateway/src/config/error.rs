@@ -128,8 +128,9 @@ errors! {
              credentials"
         }
         NoNamespace = {
-            [namespace] " is required: several services can share the store. Name this service, or write \
-             an empty name (\"\") to continue with records that were written without one"
+            [namespace] " is required, since several services can share the store: set an empty name (\"\") if the \
+             store has records of this service, which were written without a namespace, else the name of this \
+             service. Under another namespace every key is new, and retries execute again"
         }
         CacheFor = {
             [cache] " on a server is for stores that are slower: `file:` and `postgres://`"

@@ -83,6 +83,9 @@ impl StoreFinding {
 const LITTLE: u64 = 1 << 30;
 const TOO_LITTLE: u64 = 64 << 20;
 
+const MISSING: &str =
+    "restore the store, mount its disk, or correct --store: until then no gateway starts";
+
 const SALVAGE: &str = "stop the gateway, write the intact records to a new file with `hapax doctor \
                        --salvage OLD NEW`, and keep the old one";
 
@@ -229,7 +232,7 @@ impl StoreOpener {
             vec![StoreFinding::new(Severity::Broken, subject, found, fix)]
         };
         if let StoreOpenError::Missing { .. } = &error {
-            return broken("store", error.to_string(), "no gateway starts before that");
+            return broken("store", error.to_string(), MISSING);
         }
         // The file of the secret has a finding of its own.
         let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
@@ -281,8 +284,7 @@ impl StoreOpener {
             }
             if self.must_exist {
                 let error = self.missing().to_string();
-                let fix = "no gateway starts before that";
-                findings.push(StoreFinding::new(Severity::Broken, "file", error, fix));
+                findings.push(StoreFinding::new(Severity::Broken, "file", error, MISSING));
                 return Ok(findings);
             }
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -380,16 +382,17 @@ async fn namespaces(opened: &OpenStore, timeout: Duration) -> Vec<StoreFinding> 
         let found = format!("{name:?} has {processes}");
         let pairs =
             || users.iter().enumerate().flat_map(|(at, a)| users[..at].iter().map(move |b| (a, b)));
-        if let Some(conflict) = pairs().find_map(|(a, b)| a.conflict(b)) {
+        if let Some(difference) = pairs().find_map(|(a, b)| a.difference(b)) {
             let found = format!(
                 "{found}, which differ in {} for path {}: a key executes once in each",
-                conflict.setting, conflict.path
+                difference.setting, difference.path
             );
             return StoreFinding::new(
                 Severity::Broken,
                 SUBJECT,
                 found,
-                "give each service a namespace of its own",
+                "give each service a namespace of its own; if they are one service, give all its processes the same \
+                 settings",
             );
         }
         if let Some((a, b)) = pairs().find(|(a, b)| a.differs_in_upstream(b)) {

@@ -38,7 +38,9 @@ fn records_are_read_and_written_as_in_earlier_versions() {
 fn records_with_extensions_are_read_and_written_as_in_earlier_versions() {
     let mut record = sample();
     record.extensions.set_settle(Some(Duration::from_micros(60_000_001)));
-    record.extensions.set(Extensions::OF_KEY + 77, Some(Bytes::from_static(b"of a later version")));
+    record
+        .extensions
+        .set(Extensions::FIRST_OF_KEY + 77, Some(Bytes::from_static(b"of a later version")));
     let golden = golden("record-extensions.v3.hex", &codec::encode(&record).unwrap());
     assert_eq!(hex(&codec::encode(&record).unwrap()), hex(&golden));
     let read = codec::decode(&Bytes::from(golden)).unwrap();

@@ -67,7 +67,10 @@ async fn an_engine_over_a_store_that_processes_share_needs_a_namespace() {
     let missing = Idempotency::builder(Arc::clone(&shared)).build().unwrap_err();
     assert_eq!(missing, EngineError::NoNamespace);
     let text = missing.to_string();
-    assert!(text.contains(".namespace(\"\")") && text.contains("name of this service"), "{text}");
+    assert!(
+        text.contains(".namespace(\"\")") && text.contains("the name of this service"),
+        "{text}"
+    );
     assert!(Idempotency::builder(Arc::clone(&shared)).namespace("").build().is_ok());
     let found = Idempotency::builder(shared).namespace("two words").build().unwrap_err();
     let expected = NamespaceError::Character { found: ' ' };

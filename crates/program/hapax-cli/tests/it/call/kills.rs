@@ -110,7 +110,7 @@ call second"#;
     assert_eq!(output.stdout, b"paidpaid");
     let lines: Vec<_> = error.lines().collect();
     let [made, full] = lines[..] else { panic!("{error}") };
-    assert!(made.contains("a new journal was made"), "{error}");
+    assert!(made.contains("a new journal was created"), "{error}");
     assert!(full.contains("disk is full") || full.contains("free disk space"), "{error}");
     assert_eq!(script.bank.requests().len(), 2);
 }

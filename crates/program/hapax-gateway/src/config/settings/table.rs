@@ -130,10 +130,10 @@ settings! {
     /// memory: (records are lost when the process ends). A file is for one gateway: replicas that have
     /// a file each execute a key once each, and nothing detects that
     store: Store, Fixed => (|it| it.store);
-    /// Name of the service among those that share the store, of which each has keys of its own; required for
-    /// redis:, rediss: and postgres:. An empty name continues with records that were written without
-    /// one
-    namespace: Option<ServiceName> = "for a file: or memory: store the empty name; for others none",
+    /// Name of the service among those that share the store; each name has keys of its own. The empty name
+    /// continues with records that were written without one
+    namespace: Option<ServiceName> =
+        "the empty name for file: and memory:; required for redis:, rediss:, redis+sentinel: and postgres:",
         Fixed => (|it| it.namespace);
     /// Reject a start without a store that was used before, rather than create one: a new store has no
     /// records, so that retries of earlier requests execute again. Leave it out for the first start
@@ -186,8 +186,8 @@ settings! {
     /// Time for which a start waits for a store whose server is unreachable or starting up; 0s
     /// fails at once. Until then connections wait, and /readyz is 503
     store_wait: Time => (|it| it.store_wait);
-    /// On SIGTERM or SIGINT (Ctrl-C): time in which requests in progress may finish; a second signal,
-    /// at least a second later, ends at once
+    /// On SIGTERM or SIGINT (Ctrl-C): time in which requests in progress may finish and the store may
+    /// accept deferred outcomes; a second signal, at least a second later, ends at once
     drain_timeout: Time => (|it| it.drain_timeout);
     /// On SIGTERM or SIGINT: time for which requests are still accepted while /readyz is already
     /// 503, so that load balancers choose other servers; `drain_timeout` begins after it
@@ -334,12 +334,12 @@ settings! {
     /// URL that decides for `on_unknown` reconcile whether an operation happened: a GET with
     /// Idempotency-Operation-Id and Idempotency-Fence. 2xx: its response, which is replayed. 404
     /// with `Idempotency-Outcome: did-not-happen`: it did not happen, and the service rejects this
-    /// fence from now on. Anything else: not known yet. RunningAdmin at start and on reload
+    /// fence from now on. Anything else: not known yet. Probed at start and on reload
     reconcile_url: Option<Url> => (|it| it.reconcile_url);
     /// Responses that are stored and replayed: `standard` (2xx, most 3xx and most 4xx), `stripe-v1` (all
-    /// but 307, 308, 409 and 429) or `success-only` (2xx). A 307 or 308 releases the key, and its
-    /// request gets it again. Under `standard` the outcome of other 5xx is
-    /// unknown, of 503 too unless `on_unknown` is reexecute
+    /// but 307, 308, 409 and 429) or `success-only` (2xx). A 307 or 308 releases the key; a retry of the
+    /// same request gets the redirect again. Under `standard` the outcome of other 5xx is unknown, of 503
+    /// too unless `on_unknown` is reexecute
     profile: ProfileName => (|it| it.profile);
     /// Statuses that are stored and replayed, whatever the profile, like 404, 5xx or 500-502;
     /// `none` for none
