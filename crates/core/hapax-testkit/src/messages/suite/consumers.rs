@@ -208,7 +208,10 @@ async fn process<F: BrokerFixture>(bench: &Bench<F>, world: &World, loses: u64) 
 
 impl Process {
     fn start(source: impl MessageSource, world: &World, handler: impl MessageHandler) -> Self {
-        let engine = Idempotency::builder(Arc::clone(&world.store)).build().expect("valid options");
+        let engine = Idempotency::builder(Arc::clone(&world.store))
+            .namespace("")
+            .build()
+            .expect("valid options");
         let letters = Arc::clone(&world.letters);
         let pause = Duration::from_secs(60);
         let inbox = Inbox::builder("orders", engine.clone())

@@ -49,7 +49,7 @@ pub async fn claims_dropped_during_a_freeze_block_no_key<F: ServerFixture>() {
     let server = F::start().await;
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Block] {
         let store = Arc::new(open(&server).await);
-        let process = Idempotency::builder(Arc::clone(&store)).build().unwrap();
+        let process = Idempotency::builder(Arc::clone(&store)).namespace("").build().unwrap();
         let scope = Scope::of([("policy", format!("{on_unknown:?}"))]);
         let entropy = SeededEntropy::new(on_unknown as u64);
         server.pause();
@@ -193,14 +193,14 @@ pub async fn acknowledged_completions_survive_kills<F: ServerFixture>() {
 /// A completion without a server is deferred, and written when the server returns.
 pub async fn a_deferred_outcome_is_written_when_the_server_returns<F: ServerFixture>() {
     let mut server = F::start().await;
-    let process = Idempotency::builder(open(&server).await).build().unwrap();
+    let process = Idempotency::builder(open(&server).await).namespace("").build().unwrap();
     let lease = own(&process, 1, &policy(OnUnknown::Block)).await;
     server.kill().await;
     let finished = lease.complete(Outcome::new("test/1", "yes"), None).await;
     assert_eq!(finished, Err(FinishError::Pending));
     server.restart().await;
     timeout(TIMEOUT, process.drain()).await.expect("the deferred write is sent");
-    let elsewhere = Idempotency::builder(open(&server).await).build().unwrap();
+    let elsewhere = Idempotency::builder(open(&server).await).namespace("").build().unwrap();
     let claimed = claim_key(&elsewhere, 1, &policy(OnUnknown::Block)).await;
     let Claim::Replay(replay) = claimed else { panic!("it is not in the store: {claimed:?}") };
     assert_eq!(replay.outcome.bytes(), "yes");

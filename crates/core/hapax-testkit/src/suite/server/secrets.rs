@@ -17,7 +17,7 @@ pub async fn a_retry_is_replayed_after_the_secret_was_replaced<F: ServerFixture>
     ];
     for (round, ring) in rings.into_iter().enumerate() {
         let store = open_by(&server, direct.clone().secrets(ring)).await;
-        let process = Idempotency::builder(store).build().unwrap();
+        let process = Idempotency::builder(store).namespace("").build().unwrap();
         match (round, claim_key(&process, 1, &Policy::default()).await) {
             (0, Claim::Execute(lease)) => {
                 lease.complete(Outcome::new("test/1", "paid"), None).await.unwrap();

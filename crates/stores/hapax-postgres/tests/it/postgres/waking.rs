@@ -186,7 +186,8 @@ async fn recognises(options: PostgresOptions) -> PostgresStore {
     };
     timeout(SOON, told).await.expect("it finds out");
     expect_stored(&store, &claim(1)).await;
-    assert_eq!(log.text().lines().count(), 1, "{}", log.text());
+    let told = log.text();
+    assert_eq!(told.lines().filter(|line| line.contains("pooler")).count(), 1, "{told}");
     store
 }
 
