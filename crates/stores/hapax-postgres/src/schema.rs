@@ -22,10 +22,13 @@ pub struct SchemaName(String);
 /// Error of a name of a schema.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "expected the name of a schema: 1 to 63 bytes without quotes, backslashes, @, $, % and control \
-     characters, and none of PostgreSQL's own, found {0:?}: choose another one"
+    "expected the name of a schema: 1 to 63 bytes without quotes, backslashes, @, %, control characters \
+     and $schema$, and none of PostgreSQL's own, found {0:?}: choose another one"
 )]
 pub struct SchemaNameError(String);
+
+/// The only dollar quote of the scripts in which a name appears, so that no name may end it.
+const QUOTE_TAG: &str = "$schema$";
 
 impl SchemaName {
     /// Creates a name. It is quoted where it is used, so that upper case and spaces are kept.
@@ -34,10 +37,10 @@ impl SchemaName {
     /// [`SchemaNameError`].
     pub fn new(name: impl Into<String>) -> Result<Self, SchemaNameError> {
         let name = name.into();
-        let is_other =
-            |it: char| it.is_control() || matches!(it, '\'' | '"' | '\\' | '@' | '$' | '%');
+        let is_other = |it: char| it.is_control() || matches!(it, '\'' | '"' | '\\' | '@' | '%');
         let is_own = name.starts_with("pg_") || name == "information_schema";
-        match (1..=63).contains(&name.len()) && !name.contains(is_other) && !is_own {
+        let is_other = name.contains(is_other) || name.contains(QUOTE_TAG);
+        match (1..=63).contains(&name.len()) && !is_other && !is_own {
             true => Ok(Self(name)),
             false => Err(SchemaNameError(name)),
         }
@@ -207,7 +210,7 @@ mod tests {
             "a\"b",
             "a\\b",
             "a\nb",
-            "a$b",
+            "a$schema$b",
             "pg_temp",
             "information_schema",
             &"x".repeat(64),

@@ -99,6 +99,20 @@ async fn two_sets_of_tables_in_the_search_path_are_refused_unless_one_is_named()
 }
 
 #[tokio::test]
+async fn a_schema_with_a_dollar_sign_has_its_tables_and_ends_no_quote() {
+    let server = PostgresServer::start().await;
+    for name in ["tenant$1", "a$$b", "$tables$", "$schema", "schema$"] {
+        for _ in 0..2 {
+            server.sql("postgres", &message_migrations(&named(name))).await;
+        }
+        let connections = connections(&server).schema(named(name));
+        PgOutbox::new(&connections).identity().await.unwrap();
+        let tables = format!("DROP SCHEMA \"{name}\" CASCADE");
+        server.sql("postgres", &tables).await;
+    }
+}
+
+#[tokio::test]
 async fn tables_outside_of_the_search_path_are_used_by_the_name_of_their_schema() {
     let server = PostgresServer::start().await;
     for _ in 0..2 {
