@@ -36,8 +36,9 @@ const SCRIPT: &str = concat!(
 
 /// Returns a script that creates the tables and functions in a schema or migrates them, for `psql` or as a
 /// file of a migration tool. It may be run any number of times, by any number of processes at once, whatever
-/// the search path and the other settings of its role are, and does not stop the users of the tables. It fails
-/// if the tables are in another schema of the database only. Run psql with `ON_ERROR_STOP`: otherwise it
+/// the search path and the other settings of its role are, and does not stop the users of the tables. A new
+/// constraint waits for open transactions: writers wait behind it for half a second, then the script fails, and may
+/// be run again. It also fails if the tables are in another schema of the database only. Run psql with `ON_ERROR_STOP`: otherwise it
 /// reports success after an error.
 #[must_use]
 pub fn message_migrations(schema: &SchemaName) -> String {

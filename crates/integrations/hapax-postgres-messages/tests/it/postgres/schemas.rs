@@ -58,7 +58,7 @@ async fn migrations_for_another_schema_than_that_of_the_tables_are_refused() {
     let failed =
         server.try_sql("postgres", &message_migrations(&named("other"))).await.unwrap_err();
     assert!(failed.contains("in the schema other or in none, found them in public"), "{failed}");
-    assert!(failed.contains("hapax sql --schema"), "{failed}");
+    assert!(failed.contains("hapax sql --part messages --schema NAME"), "{failed}");
     assert_eq!(server.sql("postgres", SETS).await, "public");
 }
 
@@ -110,6 +110,31 @@ async fn a_schema_with_a_dollar_sign_has_its_tables_and_ends_no_quote() {
         let tables = format!("DROP SCHEMA \"{name}\" CASCADE");
         server.sql("postgres", &tables).await;
     }
+}
+
+#[tokio::test]
+async fn a_new_constraint_waits_half_a_second_for_open_transactions_and_the_rest_as_before() {
+    let server = server().await;
+    let older = "DELETE FROM hapax_messages_migrations WHERE version = 4;
+         ALTER TABLE hapax_outbox DROP CONSTRAINT hapax_outbox_bounds;
+         CREATE TABLE waits (tag text, lock_timeout text);
+         CREATE FUNCTION note_wait() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+             INSERT INTO public.waits VALUES (tg_tag, current_setting('lock_timeout'));
+         END $$;
+         CREATE EVENT TRIGGER note_wait ON ddl_command_start EXECUTE FUNCTION note_wait()";
+    server.sql("postgres", older).await;
+    server.sql("postgres", &message_migrations(&Default::default())).await;
+    let waits = "SELECT string_agg(DISTINCT lock_timeout, ' ') FROM waits WHERE ";
+    let of = async |what: &str| server.sql("postgres", &format!("{waits}{what}")).await;
+    assert_eq!(of("tag = 'ALTER TABLE'").await, "500ms");
+    assert_eq!(of("tag <> 'ALTER TABLE'").await, "5s");
+    let last = "INSERT INTO waits SELECT 'last', current_setting('lock_timeout'); COMMIT;";
+    let script = message_migrations(&Default::default());
+    let script = script.strip_suffix("COMMIT;\n").unwrap();
+    server.sql("postgres", "DELETE FROM hapax_messages_migrations WHERE version = 4").await;
+    server.sql("postgres", "ALTER TABLE hapax_outbox DROP CONSTRAINT hapax_outbox_bounds").await;
+    server.sql("postgres", &format!("{script}{last}")).await;
+    assert_eq!(of("tag = 'last'").await, "5s");
 }
 
 #[tokio::test]
