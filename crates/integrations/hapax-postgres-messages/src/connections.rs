@@ -65,15 +65,19 @@ impl<C: Executor + 'static> Connections<C> {
 
     /// Sets the schema of the tables and functions of messages, which the statements of this crate then name.
     /// Default: the only schema of the search path that has them.
+    ///
+    /// A handler of a [`PgInbox`](crate::PgInbox) names it itself ([`put_messages`](crate::put_messages)). If the
+    /// search path finds the tables of another schema first, the inbox applies no batch: calls of a handler that
+    /// names no schema would write to an outbox that no relay publishes.
     #[must_use]
     pub fn schema(mut self, schema: SchemaName) -> Self {
         self.schema = Some(schema);
         self
     }
 
-    /// Returns whether statements name their schema.
-    pub(crate) const fn has_schema(&self) -> bool {
-        self.schema.is_some()
+    /// Returns the schema that statements name.
+    pub(crate) const fn named_schema(&self) -> Option<&SchemaName> {
+        self.schema.as_ref()
     }
 
     /// Returns a statement as it is sent.
@@ -172,7 +176,7 @@ impl StatementConnections {
     /// Rejects tables that exist twice in the search path, unless the statements name their schema.
     pub(crate) async fn check_one_set(&self, limit: Option<Duration>) -> Result<(), ConnectCause> {
         if !self.has_schema {
-            check_one_set(&mut *self.connect(limit).await?).await?;
+            check_one_set(&mut *self.connect(limit).await?, None).await?;
         }
         Ok(())
     }
@@ -204,7 +208,7 @@ impl fmt::Debug for StatementConnections {
 
 impl<C: Executor + 'static> From<&Connections<C>> for StatementConnections {
     fn from(connections: &Connections<C>) -> Self {
-        let has_schema = connections.has_schema();
+        let has_schema = connections.named_schema().is_some();
         let connections = connections.clone();
         let connect = Arc::new(move |limit| {
             let connections = connections.clone();

@@ -225,12 +225,13 @@ impl<C: Executor + 'static> InboxTable<C> {
         SqlParameter::Integer(Some(i64::try_from(seconds).unwrap_or(i64::MAX)))
     }
 
-    /// Rejects tables that exist twice in the search path, before the first transaction.
+    /// Rejects tables that exist twice in the search path, or in which the handler would find those of another
+    /// schema, before the first transaction.
     async fn check(&self, connection: &mut TimedConnection<C>) -> Result<(), BatchError> {
-        if self.is_checked.load(Ordering::Relaxed) || self.connections.has_schema() {
+        if self.is_checked.load(Ordering::Relaxed) {
             return Ok(());
         }
-        check_one_set(connection).await.map_err(unavailable)?;
+        check_one_set(connection, self.connections.named_schema()).await.map_err(unavailable)?;
         self.is_checked.store(true, Ordering::Relaxed);
         Ok(())
     }

@@ -66,7 +66,8 @@
 //! # Schema
 //! The script names one schema, by default `public`, and so does each function: the search path of a caller
 //! does not matter. Outside of `public`, name it in calls, or in the search path of the role;
-//! [`Connections::schema`] names it in the statements of this crate.
+//! [`Connections::schema`] names it in the statements of this crate, and the schema of [`put_messages`] in its
+//! call.
 
 mod connections;
 mod dead_letters;

@@ -6,11 +6,12 @@ use hapax_messages::{
     MessageId, Outbox, OutboxError, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
     OutboxPosition, OutboxQuery, OutboxWriters, OutgoingMessage,
 };
-use hapax_postgres::CONFIRM_READS;
+use hapax_postgres::{CONFIRM_READS, SchemaName};
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 use serde_json::Value;
 
 use crate::connections::StatementConnections;
+use crate::schema::in_schema;
 
 const PUT: &str = "SELECT message_id FROM hapax_outbox_put_all($1, $2, $3, $4, $5::text[]::jsonb[])
     ORDER BY item";
@@ -29,7 +30,10 @@ const MISSING_PRIVILEGES: &str = "SELECT n.privilege || ' on ' || n.name FROM (V
 const LAG: &str = "SELECT oldest_ms, messages, blocked_keys FROM hapax_outbox_lag()";
 
 /// Writes messages to the outbox in the transaction of `connection`, by one call of
-/// `hapax_outbox_put_all`. They are published after it commits.
+/// `hapax_outbox_put_all` in `schema`. They are published after it commits.
+///
+/// `schema` is that of the relay, and of [`Connections::schema`](crate::Connections::schema). With `None` it is
+/// the first one in which the search path finds the function: messages in another outbox are not published.
 ///
 /// Call it shortly before COMMIT: writers of the same order keys wait until then.
 ///
@@ -38,6 +42,7 @@ const LAG: &str = "SELECT oldest_ms, messages, blocked_keys FROM hapax_outbox_la
 /// deadlock. The transaction has failed: roll it back.
 pub async fn put_messages(
     connection: &mut dyn Executor,
+    schema: Option<&SchemaName>,
     messages: &[OutgoingMessage],
 ) -> Result<(), StatementError> {
     let destinations: Vec<_> = messages.iter().map(|it| Some(it.destination.as_str())).collect();
@@ -53,7 +58,7 @@ pub async fn put_messages(
         SqlParameter::Texts(&ids),
         SqlParameter::Texts(&headers),
     ];
-    connection.run(PUT, &parameters).await.map(drop)
+    connection.run(&in_schema(schema, PUT), &parameters).await.map(drop)
 }
 
 /// Returns headers as a JSON object, in which a name with several values has an array. In a value

@@ -61,10 +61,11 @@ pub async fn migrate_messages(
     migrated
 }
 
-/// Schemas of the database with the tables: first those in which the search path would find them.
+/// Schemas of the database with the tables: first those in which the search path would find them. The name is in two
+/// parts, because [`in_schema`] qualifies it otherwise.
 const SCHEMAS: &str = "SELECT n.nspname::text, (n.nspname = ANY (current_schemas(false)))::text
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.relname = 'hapax_messages_migrations' AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+    WHERE c.relname = 'hapax' || '_messages_migrations' AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
     ORDER BY array_position(current_schemas(false), n.nspname), n.nspname";
 
 /// Returns the schemas of the database that have the tables of messages. A program without a configured
@@ -85,15 +86,31 @@ fn name(row: SqlRow) -> Option<(String, bool)> {
     Some((name.text()?, is_in_path.text()? == "true"))
 }
 
-/// Rejects a search path with several sets of tables, of which a statement would use the first. Warns of sets
-/// elsewhere.
-pub(crate) async fn check_one_set(connection: &mut dyn Executor) -> Result<(), StatementError> {
+/// Rejects a search path whose first set of tables is in another schema than `schema`: a handler that names none
+/// would write to an outbox that no relay publishes. Without `schema` rejects several sets. Warns of sets elsewhere.
+pub(crate) async fn check_one_set(
+    connection: &mut dyn Executor,
+    schema: Option<&SchemaName>,
+) -> Result<(), StatementError> {
     let rows = connection.run(SCHEMAS, &[]).await?;
     let (found, others): (Vec<_>, Vec<_>) =
         rows.into_iter().filter_map(name).partition(|(_, is_in_path)| *is_in_path);
     let names = |sets: &[(String, bool)]| {
         sets.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
     };
+    if let Some(schema) = schema {
+        let other = found.first().filter(|(name, _)| name != schema.as_str());
+        return other.map_or(Ok(()), |(name, _)| {
+            let text = format!(
+                "expected a search path whose first tables of messages are in the schema {}, or that has none, \
+                 found those of {name} first: messages that a handler writes there are not published; run ALTER \
+                 ROLE … SET search_path = … with {} first, or drop the other tables once their rows are moved",
+                schema.as_str(),
+                schema.quoted()
+            );
+            Err(StatementError::Lost(text.into()))
+        });
+    }
     if found.len() > 1 {
         let text = format!(
             "expected one set of tables in the search path, found them in the schemas {}: name one by \

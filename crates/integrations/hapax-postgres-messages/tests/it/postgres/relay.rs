@@ -133,7 +133,7 @@ pub(super) fn message(id: &str, key: Option<&str>) -> OutgoingMessage {
 async fn put(server: &PostgresServer, messages: &[OutgoingMessage]) {
     let mut connection = super::pool(server).get().await.unwrap();
     let transaction = connection.transaction().await.unwrap();
-    put_messages(&mut &*transaction, messages).await.unwrap();
+    put_messages(&mut &*transaction, None, messages).await.unwrap();
     transaction.commit().await.unwrap();
 }
 
@@ -315,7 +315,7 @@ async fn late_message_arrives(ignores_writers: bool) -> bool {
     let pool = super::pool(&server);
     let mut late = pool.get().await.unwrap();
     let late = late.transaction().await.unwrap();
-    put_messages(&mut &*late, &[message("late", Some("k"))]).await.unwrap();
+    put_messages(&mut &*late, None, &[message("late", Some("k"))]).await.unwrap();
     let steps = outbox.steps.load(Ordering::SeqCst);
     for number in 0..5 {
         put(&server, &[message(&format!("m-{number}"), None)]).await;

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_messages::BatchInbox as _;
+use hapax_core::store::BoxFuture;
+use hapax_messages::{BatchInbox as _, BatchItem, MessageFailure};
 use hapax_postgres_messages::{
     PgDeadLetterStore, PgInbox, PgOutbox, SchemaName, message_migrations, message_schemas,
+    put_messages,
 };
 use hapax_testkit::messages::MemoryBroker;
 use hapax_testkit::servers::PostgresServer;
 
-use super::batch::{run_inbox, send, with_effects, write};
-use super::relay::{Collected, relay_of};
+use super::batch::{Connection, run_inbox, send, with_effects, write};
+use super::relay::{Collected, message, relay_of};
 use super::{connections, server};
 
 /// Schemas with an outbox.
@@ -96,6 +98,64 @@ async fn two_sets_of_tables_in_the_search_path_are_refused_unless_one_is_named()
     let of_public = connections(&server).schema(named("public"));
     assert!(PgOutbox::new(&of_public).identity().await.is_ok());
     assert!(PgDeadLetterStore::new(&of_public).missing_privileges().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn an_inbox_whose_handler_finds_the_outbox_of_another_schema_applies_no_batch() {
+    let server = with_effects().await;
+    second_set(&server, "app").await;
+    let inbox = || {
+        let connections = connections(&server).schema(named("public"));
+        PgInbox::new("orders", connections, Duration::from_secs(3600), put_in_public)
+    };
+    server.sql("postgres", "ALTER DATABASE postgres SET search_path = app, public").await;
+    let refused = format!("{:?}", inbox().apply(Vec::new(), false).await.unwrap_err());
+    let expected =
+        "tables of messages are in the schema public, or that has none, found those of app";
+    assert!(refused.contains(expected), "{refused}");
+    // A handler that names no schema finds that of the inbox, or fails.
+    let broker = MemoryBroker::default();
+    for path in ["public, app", "pg_temp"] {
+        server.sql("postgres", &format!("ALTER DATABASE postgres SET search_path = {path}")).await;
+        send(&broker, &format!("of {path}"));
+        let running = run_inbox(&broker, inbox());
+        broker.emptied().await;
+        running.stop().await;
+    }
+    assert_eq!(server.sql("postgres", ROWS).await, "2|0");
+}
+
+/// Messages in the outbox of each of two schemas.
+const ROWS: &str =
+    "SELECT (SELECT count(*) FROM public.hapax_outbox), (SELECT count(*) FROM app.hapax_outbox)";
+
+fn put_in_public<'a>(
+    connection: &'a mut Connection,
+    messages: &'a [BatchItem],
+) -> BoxFuture<'a, Result<(), MessageFailure>> {
+    Box::pin(async move {
+        let messages: Vec<_> = messages.iter().map(|it| message(it.id().as_str(), None)).collect();
+        put_messages(connection, Some(&named("public")), &messages).await?;
+        Ok(())
+    })
+}
+
+#[tokio::test]
+async fn a_message_that_is_put_with_a_schema_is_published_whatever_the_search_path_is() {
+    let server = server().await;
+    second_set(&server, "app").await;
+    server.sql("postgres", "ALTER DATABASE postgres SET search_path = app, public").await;
+    let mut connection = super::pool(&server).get().await.unwrap();
+    let transaction = connection.transaction().await.unwrap();
+    let messages = [message("m-1", Some("k"))];
+    put_messages(&mut &*transaction, Some(&named("public")), &messages).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(server.sql("postgres", ROWS).await, "1|0");
+    let (leases, sink) = (Arc::default(), Arc::new(Collected::default()));
+    let outbox = PgOutbox::new(&connections(&server).schema(named("public")));
+    let running = relay_of(Arc::new(outbox), &leases, &sink);
+    sink.reached(1).await;
+    running.stop().await;
 }
 
 #[tokio::test]

@@ -77,7 +77,7 @@ async fn a_message_that_no_standby_has_is_not_published() {
     let writing = tokio::spawn(async move {
         let mut connection = pool.get().await.unwrap();
         let transaction = connection.transaction().await.unwrap();
-        put_messages(&mut &*transaction, &[message("m-1", Some("k"))]).await.unwrap();
+        put_messages(&mut &*transaction, None, &[message("m-1", Some("k"))]).await.unwrap();
         transaction.commit().await
     });
     waits(&server).await;
