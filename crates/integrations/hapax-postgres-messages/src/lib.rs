@@ -85,4 +85,6 @@ pub use operators::{
     DeadLetterContents, DeadLetterPosition, DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER,
 };
 pub use outbox::{PgOutbox, put_messages};
-pub use schema::{message_migrations, message_schemas, migrate_messages};
+pub use schema::{
+    message_migrations, message_migrations_beside_others, message_schemas, migrate_messages,
+};

@@ -42,7 +42,14 @@ const SCRIPT: &str = concat!(
 /// reports success after an error.
 #[must_use]
 pub fn message_migrations(schema: &SchemaName) -> String {
-    schema.fill(SCRIPT)
+    schema.fill(&SCRIPT.replace("@beside@", "false"))
+}
+
+/// Returns [`message_migrations`] that also create the tables if other schemas of the database have some: an inbox
+/// and an outbox of their own, for services and a relay that [name](crate::Connections::schema) this schema.
+#[must_use]
+pub fn message_migrations_beside_others(schema: &SchemaName) -> String {
+    schema.fill(&SCRIPT.replace("@beside@", "true"))
 }
 
 /// Runs [`message_migrations`]. The connection is in no transaction afterwards.

@@ -6,14 +6,14 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use hapax_postgres_messages::{SchemaName, message_migrations};
+use hapax_postgres_messages::{SchemaName, message_migrations, message_migrations_beside_others};
 
 /// Print the SQL that creates or migrates the tables and functions in PostgreSQL
 ///
 /// Run it with psql, any number of times: with an error psql ends with an exit code of 3. For a
 /// migration tool leave out the first line, which is a command of psql. The script names its schema, whatever
 /// the search path of the role is. The script fails if only another schema of the database has the
-/// tables: pass that one by --schema.
+/// tables of a part: print that part with that schema.
 #[derive(Debug, Args)]
 pub(crate) struct SqlArgs {
     /// The schema of all tables and functions, which is created if it is missing
@@ -22,6 +22,10 @@ pub(crate) struct SqlArgs {
     /// Print this part only; may be repeated [default: all]
     #[arg(long = "part", value_enum, value_name = "PART")]
     parts: Vec<Part>,
+    /// With --part: create its tables also if other schemas of the database have some. Its rows are not
+    /// theirs: for a service whose role has this schema first in its search path
+    #[arg(long, requires = "parts")]
+    new_schema: bool,
     #[command(flatten)]
     roles: RoleArgs,
 }
@@ -56,7 +60,14 @@ pub(crate) struct RoleArgs {
 /// Runs `hapax sql`.
 pub(crate) fn run(args: &SqlArgs) -> ExitCode {
     let has = |part| args.parts.is_empty() || args.parts.contains(&part);
-    print(&args.schema, has(Part::Messages), has(Part::Store), &args.roles);
+    let scripts = match args.new_schema {
+        true => Scripts {
+            messages: message_migrations_beside_others,
+            store: hapax_postgres::migrations_beside_others,
+        },
+        false => SCRIPTS,
+    };
+    print(&args.schema, has(Part::Messages), has(Part::Store), scripts, &args.roles);
     ExitCode::SUCCESS
 }
 
@@ -66,19 +77,34 @@ pub(crate) fn run_by_earlier_name(roles: &RoleArgs) {
         "hapax: `hapax messages migrations` is now `hapax sql`, which also has --schema and --part"
     );
     let has_store = !roles.relays.is_empty() || !roles.stores.is_empty();
-    print(&SchemaName::default(), true, has_store, roles);
+    print(&SchemaName::default(), true, has_store, SCRIPTS, roles);
 }
 
-fn print(schema: &SchemaName, has_messages: bool, has_store: bool, roles: &RoleArgs) {
+/// The scripts of the parts, for a schema.
+struct Scripts {
+    messages: fn(&SchemaName) -> String,
+    store: fn(&SchemaName) -> String,
+}
+
+const SCRIPTS: Scripts =
+    Scripts { messages: message_migrations, store: hapax_postgres::migrations };
+
+fn print(
+    schema: &SchemaName,
+    has_messages: bool,
+    has_store: bool,
+    scripts: Scripts,
+    roles: &RoleArgs,
+) {
     // Without that, psql goes on after an error and reports success.
     let mut script = "\\set ON_ERROR_STOP on\n".to_owned();
     if has_messages {
-        script.push_str(&message_migrations(schema));
+        script.push_str(&(scripts.messages)(schema));
     }
     if has_store {
         script
             .push_str("\n-- The tables of a store: a relay has the leases of its shards there.\n");
-        script.push_str(&hapax_postgres::migrations(schema));
+        script.push_str(&(scripts.store)(schema));
     }
     script.push_str(&grants(schema, has_messages, has_store, roles));
     // Standard output may be closed.

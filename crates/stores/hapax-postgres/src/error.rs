@@ -84,8 +84,9 @@ pub enum PostgresConnectError {
     /// be empty, so that operations execute again.
     #[error(
         "expected the tables of the store in the search path, found them in the schema {found}: run ALTER ROLE \
-         … SET search_path = … with that schema; for a store of its own, name another \
-         schema in `PostgresOptions::schema`"
+         … SET search_path = … with that schema; for a store of its own, run the SQL of `hapax sql --part \
+         store --new-schema --schema NAME` with the schema of the search path, or name another schema in \
+         `PostgresOptions::schema`"
     )]
     OtherSchema {
         /// The schemas that have tables.

@@ -44,7 +44,8 @@
 //! [`PostgresStore::connect`] creates and migrates them, in a transaction that many processes may
 //! run at once; or run [`migrations`] yourself. The store uses [`PostgresOptions::schema`] if it is set;
 //! else the schema of the search path that has the tables; else the first schema of the search path. If
-//! none is set and only a schema outside of the search path has tables, [`PostgresStore::connect`] fails.
+//! none is set and only a schema outside of the search path has tables, [`PostgresStore::connect`] fails,
+//! and [`migrations_beside_others`] makes tables of their own in the first schema of the search path.
 //! A role that only serves needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the four tables, and their
 //! functions, which every role may call.
 //!
@@ -162,7 +163,7 @@ pub use driver::PostgresDriver;
 pub use error::{PostgresConnectError, PostgresStoreError, UnsafeSetting};
 pub use link::CONFIRM_READS;
 pub use options::PostgresOptions;
-pub use schema::{SchemaName, SchemaNameError, migrations};
+pub use schema::{SchemaName, SchemaNameError, migrations, migrations_beside_others};
 pub use store::{PostgresStats, PostgresStore};
 #[cfg(feature = "tls")]
 pub use tls::rustls::{Rustls, RustlsCertificates};

@@ -86,7 +86,19 @@ impl std::str::FromStr for SchemaName {
 /// database only: the second ones would be empty, and operations would execute again.
 #[must_use]
 pub fn migrations(schema: &SchemaName) -> String {
-    schema.fill(&format!("{BEGIN}{SETTINGS}{CHECK}{BODY}"))
+    script(schema, "false")
+}
+
+/// Returns [`migrations`] that also create the tables if other schemas of the database have some: a store of its
+/// own, for a service whose role has this schema first in its search path.
+#[must_use]
+pub fn migrations_beside_others(schema: &SchemaName) -> String {
+    script(schema, "true")
+}
+
+fn script(schema: &SchemaName, is_beside_others: &str) -> String {
+    let check = CHECK.replace("@beside@", is_beside_others);
+    schema.fill(&format!("{BEGIN}{SETTINGS}{check}{BODY}"))
 }
 
 // One transaction. The advisory lock is released with it, so that it also works behind a pooler in

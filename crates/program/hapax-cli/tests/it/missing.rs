@@ -133,7 +133,8 @@ mod postgres {
 
     use super::files;
     use crate::messages::migrations;
-    use crate::world::{refused, store};
+    use crate::shared::REFUSED;
+    use crate::world::{Gateway, Upstream, ok, refused, store};
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_consumer_a_redrive_and_a_confirmation_make_no_store() {
@@ -179,5 +180,34 @@ mod postgres {
         .unwrap();
         let tables = "SELECT count(*) FROM pg_class WHERE relname LIKE 'hapax%'";
         assert_eq!(server.sql("empty", tables).await.trim(), "0");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_second_store_in_a_database_is_made_by_its_sql_and_used_by_its_role_alone() {
+        let server = PostgresServer::start().await;
+        let script = |words: &[&str]| {
+            let script = ok(&[&["sql", "--part", "store"][..], words].concat());
+            script.strip_prefix("\\set ON_ERROR_STOP on\n").unwrap().to_owned()
+        };
+        let (code, line) = refused(&["sql", "--schema", "b", "--new-schema"]);
+        assert!(code == 64 && line.contains("--part"), "{line}");
+        let roles = "CREATE ROLE service_b LOGIN; ALTER ROLE service_b SET search_path = b";
+        server.sql("postgres", roles).await;
+        server.sql("postgres", &script(&["--schema", "a"])).await;
+        let url = server.url("postgres").replace("postgres@", "service_b@");
+        let started = [&REFUSED[..], &["--store", &url, "--log-level", "off"]].concat();
+        let (code, line) = tokio::task::block_in_place(|| refused(&started));
+        assert_eq!(code, 69, "{line}");
+        assert!(line.contains("`hapax sql --part store --new-schema --schema NAME`"), "{line}");
+        let made = script(&["--schema", "b", "--new-schema", "--store-role", "service_b"]);
+        server.sql("postgres", &made).await;
+        let folder = tempfile::tempdir().unwrap();
+        tokio::task::block_in_place(|| {
+            let upstream = Upstream::start();
+            Gateway::start(upstream.address, folder.path(), &["--store", &url]).kill();
+        });
+        let used =
+            "SELECT (SELECT count(*) FROM a.hapax_secrets), (SELECT count(*) FROM b.hapax_secrets)";
+        assert_eq!(server.sql("postgres", used).await, "0|1");
     }
 }

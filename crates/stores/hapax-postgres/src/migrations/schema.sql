@@ -8,10 +8,10 @@ DECLARE
             AND n.nspname <> '@name@'
     );
 BEGIN
-    IF others IS NOT NULL AND to_regclass('@schema@.hapax_migrations') IS NULL THEN
+    IF others IS NOT NULL AND NOT @beside@ AND to_regclass('@schema@.hapax_migrations') IS NULL THEN
         RAISE EXCEPTION 'expected the tables of a store in the schema @name@ or in none, found them in %', others
             USING ERRCODE = '55000',
-                HINT = 'Run the SQL of hapax sql --part store --schema NAME, with the name of that schema.';
+                HINT = 'Run the SQL of hapax sql --part store --schema NAME, with the name of that schema; for a store of its own, add --new-schema.';
     END IF;
     IF others IS NOT NULL THEN
         RAISE WARNING 'tables of a store are also in the schema %: their records are not those of the schema @name@', others;

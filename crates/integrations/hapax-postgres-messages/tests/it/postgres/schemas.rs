@@ -6,8 +6,8 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{BatchInbox as _, BatchItem, MessageFailure};
 use hapax_postgres_messages::{
-    PgDeadLetterStore, PgInbox, PgOutbox, SchemaName, message_migrations, message_schemas,
-    put_messages,
+    PgDeadLetterStore, PgInbox, PgOutbox, SchemaName, message_migrations,
+    message_migrations_beside_others, message_schemas, put_messages,
 };
 use hapax_testkit::messages::MemoryBroker;
 use hapax_testkit::servers::PostgresServer;
@@ -17,8 +17,7 @@ use super::relay::{Collected, message, relay_of};
 use super::{connections, server};
 
 /// Schemas with an outbox.
-const SETS: &str =
-    "SELECT string_agg(schemaname, ' ' ORDER BY 1) FROM pg_tables WHERE tablename = 'hapax_outbox'";
+const SETS: &str = "SELECT string_agg(schemaname, ' ' ORDER BY schemaname) FROM pg_tables WHERE tablename = 'hapax_outbox'";
 
 fn named(name: &str) -> SchemaName {
     SchemaName::new(name).unwrap()
@@ -55,13 +54,17 @@ async fn migrations_that_are_run_after_a_schema_named_like_the_role_has_appeared
 }
 
 #[tokio::test]
-async fn migrations_for_another_schema_than_that_of_the_tables_are_refused() {
+async fn migrations_for_another_schema_than_that_of_the_tables_are_refused_unless_asked_for() {
     let server = server().await;
     let failed =
         server.try_sql("postgres", &message_migrations(&named("other"))).await.unwrap_err();
     assert!(failed.contains("in the schema other or in none, found them in public"), "{failed}");
     assert!(failed.contains("hapax sql --part messages --schema NAME"), "{failed}");
     assert_eq!(server.sql("postgres", SETS).await, "public");
+    for _ in 0..2 {
+        server.sql("postgres", &message_migrations_beside_others(&named("other"))).await;
+    }
+    assert_eq!(server.sql("postgres", SETS).await, "other public");
 }
 
 #[tokio::test]

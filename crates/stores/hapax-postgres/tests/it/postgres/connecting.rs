@@ -6,7 +6,7 @@ use hapax_core::diagnose::{Finding, Severity};
 use hapax_core::{KeyRing, Secret, Store, StoreError, SystemClock};
 use hapax_postgres::{
     PostgresConnectError, PostgresOptions, PostgresStore, SchemaName, UnsafeSetting, diagnose,
-    migrations,
+    migrations, migrations_beside_others,
 };
 use hapax_testkit::servers::{PostgresServer, free_port};
 use tokio::io::AsyncWriteExt;
@@ -70,6 +70,49 @@ async fn tables_that_only_another_schema_has_are_not_created_a_second_time() {
     }
     let tables = "SELECT count(*) FROM pg_tables WHERE tablename = 'hapax_cells'";
     assert_eq!(server.sql("postgres", tables).await, "2");
+}
+
+#[tokio::test]
+async fn a_second_store_that_is_asked_for_is_that_of_the_role_whose_search_path_has_its_schema() {
+    let server = PostgresServer::start().await;
+    let [a, b] = ["a", "b"].map(|name| SchemaName::new(name).unwrap());
+    server.sql("postgres", &migrations(&a)).await;
+    let roles = "CREATE ROLE service_a LOGIN; ALTER ROLE service_a SET search_path = a;
+        CREATE ROLE service_b LOGIN; ALTER ROLE service_b SET search_path = b;
+        GRANT CREATE ON DATABASE postgres TO service_b";
+    server.sql("postgres", roles).await;
+    let by = |role: &str| -> PostgresOptions {
+        let port = server.port();
+        format!("host=127.0.0.1 port={port} user={role} dbname=postgres").parse().unwrap()
+    };
+    let refused = PostgresStore::connect(by("service_b")).await.unwrap_err();
+    assert!(matches!(&refused, PostgresConnectError::OtherSchema { .. }), "{refused}");
+    assert!(refused.to_string().contains("hapax sql --part store --new-schema"), "{refused}");
+    let refused = server.try_sql("postgres", &migrations(&b)).await.unwrap_err();
+    assert!(refused.contains("hapax sql --part store --schema NAME"), "{refused}");
+    assert!(refused.contains("add --new-schema"), "{refused}");
+    for _ in 0..2 {
+        server.sql("postgres", &migrations_beside_others(&b)).await;
+    }
+    // Once it exists it is migrated as any other.
+    for schema in [&a, &b] {
+        server.sql("postgres", &migrations(schema)).await;
+        let name = schema.as_str();
+        let grants = format!(
+            "GRANT USAGE ON SCHEMA {name} TO service_{name};
+            GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO service_{name}"
+        );
+        server.sql("postgres", &grants).await;
+    }
+    for (role, claims) in [("service_a", 1), ("service_b", 2)] {
+        let store = PostgresStore::connect(by(role)).await.unwrap();
+        for of in 0..claims {
+            expect_stored(&store, &claim(of)).await;
+        }
+        store.close().await;
+    }
+    let rows = "SELECT (SELECT count(*) FROM a.hapax_cells), (SELECT count(*) FROM b.hapax_cells)";
+    assert_eq!(server.sql("postgres", rows).await, "1|2");
 }
 
 #[tokio::test]
