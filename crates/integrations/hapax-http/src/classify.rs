@@ -13,11 +13,13 @@
 //! 7. The route's [`Profile`], by the HTTP status. Lists and profiles do not apply to gRPC
 //!    statuses.
 //!
-//! If the profile decides about a 307 or 308 ([`is_elsewhere`]), the record keeps the redirect: a duplicate of
-//! the request gets it again, status and `Location`, whatever happened since, and the request that follows it
-//! executes at the target under the same key. An effect before such a response is not protected. A key has at
-//! most eight redirects, of 16 KiB together; a redirect to the same path and query, as on another host, is not
-//! kept, since a duplicate of the request and the one that follows are the same.
+//! A 307 or 308 with `Location` ([`is_redirect`]) about which none of 1 to 6 decides is retryable under every
+//! profile, and the record keeps the redirect: a duplicate of the request gets it again, status and `Location`,
+//! whatever happened since, and the request that follows it executes at the target under the same key. An
+//! effect before such a response is not protected, unless the handler calls
+//! [`ExecutionHandle::commit`](crate::server::ExecutionHandle::commit): then the profile decides. A key has at
+//! most eight redirects, of 16 KiB together; a redirect to the same target, as on another host, is not kept,
+//! since a duplicate of the request and the one that follows are the same.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,7 +28,7 @@ use std::time::Duration;
 use hapax_core::OnUnknown;
 pub use hapax_core::OutcomeClass;
 use http::StatusCode;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
 
 use crate::header::{IDEMPOTENCY_OUTCOME, IDEMPOTENCY_RETENTION};
 
@@ -35,15 +37,15 @@ use crate::header::{IDEMPOTENCY_OUTCOME, IDEMPOTENCY_RETENTION};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClassifiedResponse(pub OutcomeClass);
 
-/// A table of classes by HTTP status.
+/// A table of classes by HTTP status, for responses that are no [redirects](is_redirect).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Profile {
-    /// Final: 2xx, 3xx, 4xx. Retryable: 307, 308, 401, 403, 408, 413, 421, 425, 429, which mean that nothing
+    /// Final: 2xx, 3xx, 4xx. Retryable: 401, 403, 408, 413, 421, 425, 429, which mean that nothing
     /// was done, and under [`OnUnknown::Reexecute`] 503. Unknown: other 5xx, and under
     /// [`OnUnknown::Block`] and [`OnUnknown::Reconcile`] 503: services return it after effects too.
     #[default]
     Standard,
-    /// Every status is final, 500 included; 307, 308, 409 and 429 are retryable.
+    /// Every status is final, 500 included; 409 and 429 are retryable.
     StripeV1,
     /// 2xx is final, anything else retryable: errors are never stored.
     SuccessOnly,
@@ -54,7 +56,6 @@ impl Profile {
     #[must_use]
     pub fn classify(self, status: StatusCode, on_unknown: OnUnknown) -> OutcomeClass {
         match (self, status.as_u16()) {
-            _ if is_elsewhere(status) => OutcomeClass::Retryable,
             (Self::Standard, 401 | 403 | 408 | 413 | 421 | 425 | 429)
             | (Self::StripeV1, 409 | 429) => OutcomeClass::Retryable,
             (Self::Standard, 503) => unavailable(on_unknown),
@@ -105,10 +106,12 @@ impl FromStr for Profile {
 #[error("expected the profile `standard`, `stripe-v1` or `success-only`")]
 pub struct UnknownProfile;
 
-/// Returns whether a response sends its request elsewhere, with its method and body: 307 and 308.
+/// Returns whether a response sends its request elsewhere, with its method and body: a 307 or 308 with
+/// `Location`. Without one it says nothing about where, and is classified like any other 3xx.
 #[must_use]
-pub const fn is_elsewhere(status: StatusCode) -> bool {
+pub fn is_redirect(status: StatusCode, headers: &HeaderMap) -> bool {
     matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
+        && headers.contains_key(LOCATION)
 }
 
 /// The overrides in the headers of a response.

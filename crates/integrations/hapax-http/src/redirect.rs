@@ -13,8 +13,8 @@ use crate::stored_response::{FullResponse, StoredResponse};
 /// distinguished from a duplicate, and must execute there.
 pub(crate) fn redirect(from: &Uri, head: &response::Parts) -> Option<Outcome> {
     let location = head.headers.get(LOCATION)?;
-    let target = location.to_str().ok()?;
-    let target = target.split_once('#').map_or(target, |(target, _)| target);
+    let target = String::from_utf8_lossy(location.as_bytes());
+    let target = target.split_once('#').map_or(&*target, |(target, _)| target);
     let path = from.path_and_query().map_or("/", PathAndQuery::as_str);
     let of_host = match target.split_once("//") {
         // Of `https://HOST/PATH` and `//HOST/PATH`, the part after the host.

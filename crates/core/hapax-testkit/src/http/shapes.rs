@@ -8,7 +8,7 @@ use crate::http::frames::frames;
 use bytes::Bytes;
 use hapax_core::OnUnknown;
 use hapax_http::Body;
-use hapax_http::classify::{OutcomeClass, Profile};
+use hapax_http::classify::{OutcomeClass, Profile, is_redirect};
 use hapax_http::header::IDEMPOTENCY_OUTCOME;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Frame;
@@ -89,7 +89,8 @@ impl ResponseSample {
         let mut response = Response::new(body);
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
-        if Profile::Standard.classify(self.status, OnUnknown::Block) != OutcomeClass::Final {
+        let class = Profile::Standard.classify(self.status, OnUnknown::Block);
+        if class != OutcomeClass::Final || is_redirect(self.status, &self.headers) {
             let said = HeaderValue::from_static("final");
             response.headers_mut().insert(IDEMPOTENCY_OUTCOME, said);
         }

@@ -31,8 +31,8 @@ use super::service::draining;
 use super::transaction::{HandlerErrorExtension, Recorded, rolled_back};
 use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
 use crate::classify::{
-    ClassifiedResponse, HeaderOverride, OutcomeClass, classify_grpc, is_elsewhere, is_grpc,
-    is_grpc_ok, is_grpc_web,
+    ClassifiedResponse, HeaderOverride, OutcomeClass, classify_grpc, is_grpc, is_grpc_ok,
+    is_grpc_web, is_redirect,
 };
 use crate::error_format::ErrorFormat;
 use crate::header::{
@@ -122,8 +122,8 @@ pub(super) enum ExecutionReply {
 struct Classified {
     class: OutcomeClass,
     retention: Option<Duration>,
-    /// Whether the status alone sends the request elsewhere.
-    is_elsewhere: bool,
+    /// Whether it is a redirect, and none of the handler, the response and the route decided otherwise.
+    is_redirect: bool,
 }
 
 /// Result of one call of the handler.
@@ -381,7 +381,7 @@ impl RequestExecution {
                     *name != TRANSFER_ENCODING && !(no_length && *name == CONTENT_LENGTH)
                 });
                 let classified = self.classify(overrides, &head, Some(trailers.as_ref()));
-                let Classified { class, retention, is_elsewhere } = classified;
+                let Classified { class, retention, is_redirect } = classified;
                 let by_none = head.extensions.get::<ClassifiedResponse>().is_some();
                 let response = Response::from_parts(head, read.clone());
                 let cookies = self.policy.options.cookies;
@@ -394,13 +394,13 @@ impl RequestExecution {
                 let kept =
                     is_kept.then(|| keep(FullResponse::of(&response, trailers.as_ref(), cookies)));
                 let head = response.into_parts().0;
-                let redirect = is_elsewhere.then(|| redirect(&self.named.uri, &head)).flatten();
+                let redirect = is_redirect.then(|| redirect(&self.named.uri, &head)).flatten();
                 (Recording { class, retention, kept, redirect, commits }, head)
             }
             Rest::Coming(_) => {
                 let classified = self.classify(overrides, &head, None);
-                let Classified { class, retention, is_elsewhere } = classified;
-                let redirect = is_elsewhere.then(|| redirect(&self.named.uri, &head)).flatten();
+                let Classified { class, retention, is_redirect } = classified;
+                let redirect = is_redirect.then(|| redirect(&self.named.uri, &head)).flatten();
                 let kept = (class == OutcomeClass::Final).then(|| {
                     self.layer.observe(&self.policy, RequestEvent::NotRetained);
                     StoredResponse::NotRetained { status: head.status }.outcome()
@@ -445,10 +445,14 @@ impl RequestExecution {
             .or_else(|| options.classify.as_ref()?(head))
             .or_else(by_grpc)
             .or_else(|| options.statuses.class(head.status));
-        let is_elsewhere = chosen.is_none() && is_elsewhere(head.status);
-        let class = chosen.unwrap_or_else(|| options.profile.classify(head.status, on_unknown));
+        let is_redirect = chosen.is_none() && is_redirect(head.status, &head.headers);
+        let class = match chosen {
+            Some(class) => class,
+            None if is_redirect => OutcomeClass::Retryable,
+            None => options.profile.classify(head.status, on_unknown),
+        };
         let retention = overrides.retention.or(by_response.retention);
-        Classified { class, retention, is_elsewhere }
+        Classified { class, retention, is_redirect }
     }
 
     /// Returns the client's response, once the outcome is recorded, or known not to be.

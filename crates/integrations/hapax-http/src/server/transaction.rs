@@ -9,10 +9,10 @@
 //!
 //! | response | the handler's writes | the record |
 //! | --- | --- | --- |
-//! | final, and a success: 2xx, or a 3xx other than 307 and 308; in gRPC *ok* (0); or after [`ExecutionHandle::commit`](super::ExecutionHandle::commit) | commit | with them |
+//! | final, and a success: 2xx, or 3xx; in gRPC *ok* (0); or after [`ExecutionHandle::commit`](super::ExecutionHandle::commit) | commit | with them |
 //! | final, any other; or after [`ExecutionHandle::roll_back`](super::ExecutionHandle::roll_back) | are rolled back | after that, separately |
 //! | final, and it is unknown whether it is a success: gRPC-Web, a gRPC response that is a stream or too large to store | are rolled back | released |
-//! | retryable | are rolled back | released; after 307 and 308 it keeps the redirect |
+//! | retryable | are rolled back | released; after a [redirect](crate::classify::is_redirect) it keeps that |
 //! | unknown; a panic; cut off | are rolled back | unknown |
 //! | [`HandlerErrorExtension`] with an error of a lost race | are rolled back | the handler is called again |
 //! | [`HandlerErrorExtension`] with any other error | are rolled back | released |

@@ -1,7 +1,9 @@
 use std::time::Duration;
 
 use hapax_core::OnUnknown;
-use hapax_http::classify::{HeaderOverride, OutcomeClass, Profile, classify_grpc, is_grpc};
+use hapax_http::classify::{
+    HeaderOverride, OutcomeClass, Profile, classify_grpc, is_grpc, is_redirect,
+};
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderValue};
 
@@ -16,7 +18,7 @@ fn code(status: u16) -> StatusCode {
 #[test]
 fn wire_14_the_standard_table() {
     let standard = |class, on_unknown| classes(Profile::Standard, class, on_unknown);
-    let retryable = vec![307, 308, 401, 403, 408, 413, 421, 425, 429];
+    let retryable = vec![401, 403, 408, 413, 421, 425, 429];
     let kept: Vec<_> = (200..500).filter(|status| !retryable.contains(status)).collect();
     for on_unknown in [OnUnknown::Block, OnUnknown::Reconcile] {
         assert_eq!(standard(OutcomeClass::Retryable, on_unknown), retryable);
@@ -29,10 +31,18 @@ fn wire_14_the_standard_table() {
 }
 
 #[test]
-fn under_stripe_v1_all_but_redirects_elsewhere_409_and_429_are_final() {
-    let retryable = classes(Profile::StripeV1, OutcomeClass::Retryable, OnUnknown::Block);
-    assert_eq!(retryable, [307, 308, 409, 429]);
+fn under_stripe_v1_all_but_409_and_429_are_final() {
+    assert_eq!(classes(Profile::StripeV1, OutcomeClass::Retryable, OnUnknown::Block), [409, 429]);
     assert_eq!(classes(Profile::StripeV1, OutcomeClass::Unknown, OnUnknown::Block), [0; 0]);
+}
+
+#[test]
+fn a_redirect_is_a_307_or_308_with_a_location() {
+    let mut headers = HeaderMap::new();
+    assert!((200..600).all(|status| !is_redirect(code(status), &headers)));
+    headers.insert("location", HeaderValue::from_bytes("/café".as_bytes()).unwrap());
+    let redirects = (200..600).filter(|status| is_redirect(code(*status), &headers));
+    assert_eq!(redirects.collect::<Vec<_>>(), [307, 308]);
 }
 
 #[test]

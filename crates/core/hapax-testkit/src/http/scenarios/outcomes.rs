@@ -91,9 +91,11 @@ async fn listed(
 }
 
 pub async fn w14_statuses_by_default(arena: ScenarioContext) {
-    let kept = [200, 201, 202, 204, 206, 301, 302, 303, 400, 402, 404, 405, 406, 409, 410];
+    // A 307 or 308 without `Location` is no redirect.
+    let kept =
+        [200, 201, 202, 204, 206, 301, 302, 303, 307, 308, 400, 402, 404, 405, 406, 409, 410];
     let also = [411, 412, 414, 415, 416, 417, 418, 422, 423, 424, 426, 428, 431, 451];
-    let free = [307, 308, 401, 403, 408, 413, 421, 425, 429];
+    let free = [401, 403, 408, 413, 421, 425, 429];
     let unknown = [500, 501, 502, 503, 504, 505, 507, 599];
     table(arena, Profile::Standard, &[&kept[..], &also].concat(), &free, &unknown).await;
 }
@@ -403,7 +405,7 @@ pub async fn w27_outcome_unknown_has_retry_after(arena: ScenarioContext) {
 
 pub async fn w16_under_stripe_v1_all_but_409_and_429_are_final(arena: ScenarioContext) {
     let kept = [200, 302, 400, 401, 403, 404, 408, 500, 502, 503, 504];
-    table(arena, Profile::StripeV1, &kept, &[307, 308, 409, 429], &[]).await;
+    table(arena, Profile::StripeV1, &kept, &[409, 429], &[]).await;
 }
 
 pub async fn w16_under_success_only_2xx_is_final(arena: ScenarioContext) {

@@ -211,6 +211,54 @@ pub async fn w33_lists_and_headers_take_precedence(arena: ScenarioContext) {
     }
 }
 
+/// Nothing says where the request is to be sent: it may have had its effect.
+pub async fn w33_a_307_without_a_location_is_no_redirect(arena: ScenarioContext) {
+    for (profile, is_final) in
+        [(Profile::Standard, true), (Profile::StripeV1, true), (Profile::SuccessOnly, false)]
+    {
+        for status in ELSEWHERE {
+            let runs = ExecutionCount::new();
+            let counted = runs.clone();
+            let nowhere = handler(move |_| {
+                let run = counted.next();
+                async move { reply(status, run.to_string()) }
+            });
+            let policy = ScenarioPolicy { profile, ..ScenarioPolicy::default() };
+            let stage = arena.start(policy, nowhere).await;
+            let post = stage.post(&format!("k-{profile}-{status}"));
+            stage.send(post.clone()).await.is_first(status, "1");
+            let again = stage.send(post).await;
+            match is_final {
+                true => again.is_replay(status, "1"),
+                false => again.is_first(status, "2"),
+            }
+            stage.end().await;
+        }
+    }
+}
+
+/// Clients send what is not ASCII in UTF-8, with or without percent-encoding.
+pub async fn w33_a_redirect_in_raw_utf_8_is_kept(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let counted = runs.clone();
+    let elsewhere = handler(move |_| {
+        counted.next();
+        async move {
+            let mut response = reply(307, "see there");
+            let target = HeaderValue::from_bytes("/café".as_bytes()).unwrap();
+            response.headers_mut().insert("location", target);
+            response
+        }
+    });
+    let stage = arena.start(ScenarioPolicy::default(), elsewhere).await;
+    let post = stage.post("k");
+    for _ in 0..2 {
+        let answer = stage.send(post.clone()).await;
+        assert_eq!(answer.headers["location"].as_bytes(), "/café".as_bytes());
+    }
+    assert_eq!(runs.count(), 1);
+}
+
 pub async fn w33_redirects_are_kept_under_every_profile(arena: ScenarioContext) {
     for profile in [Profile::Standard, Profile::StripeV1, Profile::SuccessOnly] {
         let runs = ExecutionCount::new();
