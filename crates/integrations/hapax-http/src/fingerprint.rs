@@ -357,6 +357,11 @@ fn list(fields: &mut FingerprintBuilder, items: &[impl AsRef<[u8]>]) {
     }
 }
 
+/// Returns whether two targets count as the same one, under every scheme.
+pub(crate) fn is_same_target(one: &Uri, other: &Uri) -> bool {
+    one.path() == other.path() && pairs(one.query()) == pairs(other.query())
+}
+
 fn pairs(query: Option<&str>) -> Vec<&[u8]> {
     let mut pairs: Vec<_> = query.into_iter().flat_map(|query| query.split('&')).collect();
     // The sort is stable: values of one name keep their order.

@@ -19,7 +19,6 @@ pub mod header;
 mod length;
 mod log_throttle;
 pub mod problem;
-mod redirect;
 pub mod server;
 pub mod statuses;
 pub mod stored_response;

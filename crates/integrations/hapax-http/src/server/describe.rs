@@ -33,6 +33,28 @@ pub(super) const fn original_target(_: &Parts) -> Option<&Uri> {
     None
 }
 
+/// Sets the target that the client sent, as this layer would get a request to it: without the prefix that routers
+/// of axum have stripped.
+#[cfg(feature = "axum")]
+pub(super) fn set_target(parts: &mut Parts, target: Uri) {
+    let Some(original) = parts.extensions.get_mut::<::axum::extract::OriginalUri>() else {
+        parts.uri = target;
+        return;
+    };
+    let prefix = original.0.path().strip_suffix(parts.uri.path()).unwrap_or_default();
+    let inner = target.path_and_query().and_then(|it| it.as_str().strip_prefix(prefix));
+    let inner = inner.filter(|it| it.starts_with('/')).and_then(|it| it.parse().ok());
+    parts.uri =
+        inner.map_or_else(|| target.clone(), |it| super::redirect::with_target(&target, it));
+    original.0 = target;
+}
+
+/// Sets the target that the client sent.
+#[cfg(not(feature = "axum"))]
+pub(super) fn set_target(parts: &mut Parts, target: Uri) {
+    parts.uri = target;
+}
+
 /// Parts of the names of headers that name a caller.
 const NAMES: [&str; 16] = [
     "account",

@@ -15,18 +15,18 @@ use hapax_core::{
 };
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, response};
 use tokio::time::Instant;
 use tower_service::Service;
 
 use super::budget::{Reservation, SMALL};
 use super::collect::{Collected, collect};
-use super::describe::original_target;
 use super::drain::DrainPermit;
 use super::handle::{ExecutionHandle, HandlerOverride};
 use super::layer::IdempotencyLayer;
 use super::observe::{RecordStatus, RequestEvent};
-use super::policy::{CompletionOutage, RETRY_AFTER, RoutePolicy};
+use super::policy::{CompletionOutage, RETRY_AFTER, RouteOptions, RoutePolicy};
+use super::redirect::RequestTarget;
 use super::service::draining;
 use super::transaction::{HandlerErrorExtension, Recorded, rolled_back};
 use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
@@ -41,7 +41,6 @@ use crate::header::{
 };
 use crate::length;
 use crate::problem::{Code, Problem};
-use crate::redirect::redirect;
 use crate::stored_response::{FullResponse, StoredResponse};
 
 /// An execution of a handler, with its policy and its client's format.
@@ -54,17 +53,17 @@ pub(super) struct RequestExecution {
     pub(super) named: ExecutionLabel,
 }
 
-/// The name of an execution in logs, which must not contain its key.
+/// The request of an execution without its key: its name in logs, and its target.
 pub(super) struct ExecutionLabel {
     id: OperationId,
     method: Method,
-    uri: Uri,
+    target: RequestTarget,
 }
 
 impl ExecutionLabel {
-    pub(super) fn new(id: OperationId, request: &Parts) -> Self {
-        let uri = original_target(request).unwrap_or(&request.uri);
-        Self { id, method: request.method.clone(), uri: uri.clone() }
+    pub(super) fn new(id: OperationId, request: &Parts, options: &RouteOptions) -> Self {
+        let target = RequestTarget::new(request, options.target.as_ref());
+        Self { id, method: request.method.clone(), target }
     }
 }
 
@@ -345,8 +344,8 @@ impl RequestExecution {
             // This reservation waits without a limit.
             Collected::MemoryFull => return Err(Broken),
             Collected::Broken(error) => {
-                let ExecutionLabel { id, method, uri } = &self.named;
-                let path = uri.path();
+                let ExecutionLabel { id, method, target } = &self.named;
+                let path = target.uri.path();
                 tracing::warn!(error, %method, path, %id, "a response broke off");
                 return Err(Broken);
             }
@@ -394,13 +393,13 @@ impl RequestExecution {
                 let kept =
                     is_kept.then(|| keep(FullResponse::of(&response, trailers.as_ref(), cookies)));
                 let head = response.into_parts().0;
-                let redirect = is_redirect.then(|| redirect(&self.named.uri, &head)).flatten();
+                let redirect = is_redirect.then(|| self.named.target.redirect(&head)).flatten();
                 (Recording { class, retention, kept, redirect, commits }, head)
             }
             Rest::Coming(_) => {
                 let classified = self.classify(overrides, &head, None);
                 let Classified { class, retention, is_redirect } = classified;
-                let redirect = is_redirect.then(|| redirect(&self.named.uri, &head)).flatten();
+                let redirect = is_redirect.then(|| self.named.target.redirect(&head)).flatten();
                 let kept = (class == OutcomeClass::Final).then(|| {
                     self.layer.observe(&self.policy, RequestEvent::NotRetained);
                     StoredResponse::NotRetained { status: head.status }.outcome()

@@ -71,6 +71,7 @@ mod layer;
 mod observe;
 mod policy;
 mod protect;
+mod redirect;
 mod response_info;
 mod scope;
 mod service;

@@ -158,7 +158,7 @@ where
         ClaimDecision::Execute(lease) => {
             let operation = lease.id();
             let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
-            let named = ExecutionLabel::new(operation, &received.parts);
+            let named = ExecutionLabel::new(operation, &received.parts, &policy.options);
             let work = RequestExecution { layer, policy, error_format, permit, named };
             // The outcome is recorded even if the client has gone.
             detach.turn_on();

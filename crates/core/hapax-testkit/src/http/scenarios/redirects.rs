@@ -147,24 +147,34 @@ pub async fn w33_several_redirects_in_a_row_are_kept_up_to_a_limit(arena: Scenar
     }
 }
 
-/// On another host the request that follows is the same as a duplicate: it executes.
-pub async fn w33_a_redirect_to_the_same_path_elsewhere_releases_the_key(arena: ScenarioContext) {
-    let runs = ExecutionCount::new();
-    let counted = runs.clone();
-    let elsewhere = handler(move |_| {
-        let run = counted.next();
-        async move {
-            match run {
-                1 => redirect(307, "https://other.example/payments"),
-                run => reply(201, run.to_string()),
+/// On another host or in another spelling, the request that follows is the same as a duplicate: it executes.
+pub async fn w33_a_redirect_to_the_same_target_releases_the_key(arena: ScenarioContext) {
+    for target in [
+        "https://other.example/payments?a=1&b=2",
+        "/payments?b=2&a=1",
+        "payments?a=1&b=2",
+        "./payments?a=1&b=2",
+        "/v1/../payments?a=1&b=2",
+        "?a=1&b=2#top",
+    ] {
+        let runs = ExecutionCount::new();
+        let counted = runs.clone();
+        let elsewhere = handler(move |_| {
+            let run = counted.next();
+            async move {
+                match run {
+                    1 => redirect(307, target),
+                    run => reply(201, run.to_string()),
+                }
             }
-        }
-    });
-    let stage = arena.start(ScenarioPolicy::default(), elsewhere).await;
-    let post = stage.post("k");
-    is_redirect(&stage.send(post.clone()).await, 307, "https://other.example/payments", true);
-    stage.send(post.clone()).await.is_first(201, "2");
-    stage.send(post).await.is_replay(201, "2");
+        });
+        let stage = arena.start(ScenarioPolicy::default(), elsewhere).await;
+        let post = stage.post(&format!("\"{target}\"")).to("/payments?a=1&b=2");
+        is_redirect(&stage.send(post.clone()).await, 307, target, true);
+        stage.send(post.clone()).await.is_first(201, "2");
+        stage.send(post).await.is_replay(201, "2");
+        stage.end().await;
+    }
 }
 
 pub async fn w33_lists_and_headers_take_precedence(arena: ScenarioContext) {

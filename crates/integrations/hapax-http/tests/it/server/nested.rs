@@ -97,6 +97,41 @@ async fn wire_35_a_target_function_finds_its_older_records() {
     );
 }
 
+/// The first request is redirected there, and the next one executes.
+#[tokio::test(start_paused = true)]
+async fn wire_33_a_redirect_to_the_same_target_behind_nested_routers_is_not_kept() {
+    let by_function = RouteOptions {
+        target: Some(Arc::new(|request| request.uri.path().replace("/v1", "").parse().unwrap())),
+        ..RouteOptions::default()
+    };
+    let cases = [
+        (RouteOptions::default(), "/payments/confirm", "confirm", true),
+        (RouteOptions::default(), "/payments/confirm", "/refunds/../payments/confirm", true),
+        (RouteOptions::default(), "/payments/confirm", "/confirm", false),
+        (by_function.clone(), "/payments/confirm", "/payments/v1/confirm", true),
+        (by_function, "/payments/confirm", "/payments/v2/confirm", false),
+    ];
+    for (options, target, location, is_same) in cases {
+        let (world, runs) = (World::new(), Runs::default());
+        let counted = runs.clone();
+        let confirm = move || {
+            let mut response = respond(201, "");
+            if counted.next() == 1 {
+                response = respond(307, "");
+                response.headers_mut().insert("location", location.parse().unwrap());
+            }
+            async { response }
+        };
+        let routes = Router::new().route("/confirm", axum::routing::post(confirm));
+        let router = mounted_twice(&routes.layer(world.layer(options)));
+        assert_eq!(send(&router, to(target)).await.status, 307);
+        let again = send(&router, to(target)).await;
+        let expected = if is_same { (201, "false", 2) } else { (307, "true", 1) };
+        let found = (again.status.as_u16(), again.replayed().unwrap(), runs.count());
+        assert_eq!(found, expected, "{location}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn operators_see_the_target_that_the_client_sent() {
     let memory = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
