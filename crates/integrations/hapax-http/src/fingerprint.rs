@@ -1,8 +1,9 @@
 //! Fingerprints of requests.
 //!
-//! 1. Method and path count as received, byte by byte. Behind nested routers the target is the one that
+//! 1. Method and path count as received, byte by byte. Within routers of axum the target is the one that
 //!    reached the outermost of them: its scheme is another one (`http/2`), because earlier versions
-//!    compared the stripped target. Records of theirs are compared by that.
+//!    compared the stripped target. Records of theirs (`http/1`) are compared by that, so until it ends such a
+//!    record of `/orders` also answers a request to `/refunds/orders` with the same key, as they did.
 //! 2. The query counts as a list of pairs, sorted by name as received; values of one name keep
 //!    their order.
 //! 3. The chosen headers count with all their values. Headers that override the method of a POST
@@ -85,7 +86,7 @@ pub struct HttpFingerprintScheme {
     headers: Vec<HeaderName>,
     name: FingerprintScheme,
     /// Name of the scheme in which the same parts count, with the target that reached the outermost
-    /// router, where a router has changed it.
+    /// router.
     original: FingerprintScheme,
 }
 
@@ -151,7 +152,7 @@ impl HttpFingerprintScheme {
         [&self.name, &self.original].contains(&name)
     }
 
-    /// Returns the name for requests whose target a router has changed.
+    /// Returns the name for requests within a router.
     pub(crate) const fn original_name(&self) -> &FingerprintScheme {
         &self.original
     }

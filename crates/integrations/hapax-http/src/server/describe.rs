@@ -20,11 +20,10 @@ const MAX_TARGET: usize = 1024;
 /// The longest value of a header that is shown, in bytes.
 const MAX_VALUE: usize = 128;
 
-/// Returns the target that reached the outermost router of axum, if a router has changed it since.
+/// Returns the target that reached the outermost router of axum, if there is one.
 #[cfg(feature = "axum")]
 pub(super) fn original_target(parts: &Parts) -> Option<&Uri> {
-    let ::axum::extract::OriginalUri(original) = parts.extensions.get()?;
-    (original.path_and_query() != parts.uri.path_and_query()).then_some(original)
+    parts.extensions.get().map(|::axum::extract::OriginalUri(original)| original)
 }
 
 /// Returns `None`: without the feature `axum`, no router is known.
@@ -96,7 +95,8 @@ const CREDENTIALS: [&str; 13] = [
 pub(super) struct DescribedHttpRequest<'a> {
     /// The request, with the target that earlier versions compared.
     pub(super) request: HttpRequest<'a>,
-    /// The target that reached the outermost router, if a router has changed it.
+    /// The target that is compared within a router: that of the route's function, or the one that reached the
+    /// outermost router.
     pub(super) original: Option<&'a Uri>,
     pub(super) engine: &'a Idempotency,
     pub(super) key: &'a Key,
@@ -108,6 +108,8 @@ pub(super) struct DescribedHttpRequest<'a> {
 }
 
 impl OperationRequest for DescribedHttpRequest<'_> {
+    /// Within a router it is never `http/1`, also where no router has changed the target: a nested request finds
+    /// a record of that scheme by its stripped path, and it must not be that of another route of this build.
     fn scheme(&self) -> FingerprintScheme {
         match self.original {
             Some(_) => self.request.scheme.original_name().clone(),

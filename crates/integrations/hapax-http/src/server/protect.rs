@@ -85,7 +85,7 @@ where
             }
             let concurrency = take_permit(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
-            let original = if target.is_none() { original_target(&parts) } else { None };
+            let original = original_target(&parts).map(|it| target.as_ref().unwrap_or(it));
             let request = HttpRequest {
                 scheme: &policy.options.fingerprint,
                 method: &parts.method,

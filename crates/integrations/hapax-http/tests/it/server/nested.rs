@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use axum::Router;
 use bytes::Bytes;
-use hapax_core::{Inspect, MemoryCapacity, MemoryStore, Secret, SystemClock};
+use hapax_core::{Inspect, MemoryCapacity, MemoryStore, Secret, Store, SystemClock};
 use hapax_http::Body;
-use hapax_http::server::{IdempotencyLayer, RouteOptions, ScopeSource};
+use hapax_http::server::{IdempotencyLayer, ResponseInfo, RouteOptions, ScopeSource};
 use http::{Request, Uri};
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 
-use super::world::{Answer, Runs, World, pay, respond};
+use super::world::{Answer, Runs, World, app_of, pay, read, respond};
 
 /// Returns a router whose route `/confirm` is behind the layer.
 fn confirmations(layer: &IdempotencyLayer, runs: &Runs) -> Router {
@@ -64,33 +64,65 @@ async fn wire_35_a_retry_outside_of_nested_routers_is_the_same_request() {
     assert_eq!((replayed.replayed(), &replayed.body), (Some("true"), &executed.body));
 }
 
-/// Earlier versions compared the stripped path, and their records have the name of that scheme.
-#[tokio::test(start_paused = true)]
-async fn wire_35_a_retry_of_an_older_record_is_compared_by_the_stripped_path() {
-    let (world, runs) = (World::new(), Runs::default());
-    let routes = confirmations(&world.layer(RouteOptions::default()), &runs);
-    // As an earlier version recorded a request to `/payments/confirm`.
-    let older = send(&routes, to("/confirm")).await;
-    let replayed = send(&mounted_twice(&routes), to("/payments/confirm")).await;
-    assert_eq!((replayed.replayed(), &replayed.body), (Some("true"), &older.body));
-    assert_eq!(
-        send(&mounted_twice(&routes), to("/payments/confirm?a=1")).await.code(),
-        "key-reused"
-    );
-    assert_eq!(runs.count(), 1);
+/// Stores the record of an earlier version, which compared the stripped path of a request to `/payments/confirm`
+/// and named the scheme `http/1`, as a layer outside of routers does. Returns the response.
+async fn store_older(world: &World, options: RouteOptions) -> Answer {
+    let app = app_of(&world.layer(options), |_| async { respond(201, "older") });
+    let response = app.oneshot(to("/confirm")).await.unwrap();
+    let info: &ResponseInfo = response.extensions().get().unwrap();
+    let record = world.store.load(&info.operation.unwrap()).await.unwrap().stored.unwrap();
+    assert_eq!(record.record.scheme.as_str(), "http/1;body=canonical");
+    read(response).await
 }
 
-/// A function that returns the target prevails, with the scheme of earlier versions.
+#[tokio::test(start_paused = true)]
+async fn wire_35_a_retry_of_an_older_record_is_compared_by_the_stripped_path() {
+    for flat in [false, true] {
+        let (world, runs) = (World::new(), Runs::default());
+        let routes = confirmations(&world.layer(RouteOptions::default()), &runs);
+        let older = store_older(&world, RouteOptions::default()).await;
+        let (router, [path, other]) = match flat {
+            true => (routes, ["/confirm", "/confirm?a=1"]),
+            false => (mounted_twice(&routes), ["/payments/confirm", "/payments/confirm?a=1"]),
+        };
+        let replayed = send(&router, to(path)).await;
+        assert_eq!((replayed.replayed(), &replayed.body), (Some("true"), &older.body));
+        assert_eq!(send(&router, to(other)).await.code(), "key-reused");
+        assert_eq!(runs.count(), 0);
+    }
+}
+
+/// Not even if the inner path of one is the path of the other.
+#[tokio::test(start_paused = true)]
+async fn wire_35_a_route_outside_of_a_nest_and_one_within_are_two_operations() {
+    let by_function = RouteOptions {
+        target: Some(Arc::new(|request| request.uri.clone())),
+        ..RouteOptions::default()
+    };
+    for options in [RouteOptions::default(), by_function] {
+        for paths in [["/confirm", "/refunds/confirm"], ["/refunds/confirm", "/confirm"]] {
+            let (world, runs) = (World::new(), Runs::default());
+            let nested = confirmations(&world.layer(RouteOptions::default()), &runs);
+            let router =
+                confirmations(&world.layer(options.clone()), &runs).nest("/refunds", nested);
+            assert_eq!(send(&router, to(paths[0])).await.replayed(), Some("false"));
+            assert_eq!(send(&router, to(paths[1])).await.code(), "key-reused", "{paths:?}");
+            assert_eq!(send(&router, to(paths[0])).await.replayed(), Some("true"));
+            assert_eq!(runs.count(), 1);
+        }
+    }
+}
+
+/// A function that returns the target prevails, under each scheme.
 #[tokio::test(start_paused = true)]
 async fn wire_35_a_target_function_finds_its_older_records() {
     let (world, runs) = (World::new(), Runs::default());
-    let plain = confirmations(&world.layer(RouteOptions::default()), &runs);
+    store_older(&world, RouteOptions::default()).await;
     let options = RouteOptions {
         target: Some(Arc::new(|_| Uri::from_static("/confirm"))),
         ..RouteOptions::default()
     };
     let routes = confirmations(&world.layer(options), &runs);
-    send(&plain, to("/confirm")).await;
     assert_eq!(
         send(&mounted_twice(&routes), to("/refunds/confirm")).await.replayed(),
         Some("true")
