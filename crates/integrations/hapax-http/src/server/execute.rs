@@ -55,7 +55,7 @@ pub(super) struct RequestExecution {
 
 /// The request of an execution without its key: its name in logs, and its target.
 pub(super) struct ExecutionLabel {
-    id: OperationId,
+    pub(super) id: OperationId,
     method: Method,
     target: RequestTarget,
 }
@@ -104,8 +104,9 @@ pub(super) struct Recording {
     pub(super) class: OutcomeClass,
     pub(super) retention: Option<Duration>,
     pub(super) kept: Option<Outcome>,
-    /// The part of a redirect by which its request is answered again, if the class is retryable because
-    /// of its status.
+    /// Whether the class is retryable because the response is a redirect.
+    pub(super) is_redirect: bool,
+    /// The part of the redirect by which its request is answered again.
     pub(super) redirect: Option<Outcome>,
     /// Whether the handler's writes in a transaction commit with it, if it is final; `None` if the
     /// response does not show whether it is a rejection.
@@ -394,7 +395,7 @@ impl RequestExecution {
                     is_kept.then(|| keep(FullResponse::of(&response, trailers.as_ref(), cookies)));
                 let head = response.into_parts().0;
                 let redirect = is_redirect.then(|| self.named.target.redirect(&head)).flatten();
-                (Recording { class, retention, kept, redirect, commits }, head)
+                (Recording { class, retention, kept, is_redirect, redirect, commits }, head)
             }
             Rest::Coming(_) => {
                 let classified = self.classify(overrides, &head, None);
@@ -404,7 +405,7 @@ impl RequestExecution {
                     self.layer.observe(&self.policy, RequestEvent::NotRetained);
                     StoredResponse::NotRetained { status: head.status }.outcome()
                 });
-                (Recording { class, retention, kept, redirect, commits }, head)
+                (Recording { class, retention, kept, is_redirect, redirect, commits }, head)
             }
         };
         header::strip(&mut head.headers);
@@ -444,7 +445,9 @@ impl RequestExecution {
             .or_else(|| options.classify.as_ref()?(head))
             .or_else(by_grpc)
             .or_else(|| options.statuses.class(head.status));
-        let is_redirect = chosen.is_none() && is_redirect(head.status, &head.headers);
+        // A handler whose writes are to commit has executed the request.
+        let is_chosen = chosen.is_some() || overrides.commits == Some(true);
+        let is_redirect = !is_chosen && is_redirect(head.status, &head.headers);
         let class = match chosen {
             Some(class) => class,
             None if is_redirect => OutcomeClass::Retryable,

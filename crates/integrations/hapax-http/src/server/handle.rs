@@ -102,7 +102,8 @@ impl ExecutionHandle {
     }
 
     /// Commits the writes in the [transaction](super::transaction) with the response, if that is
-    /// final, whatever its status: otherwise a rejection rolls them back.
+    /// final, whatever its status: otherwise a rejection rolls them back. A 307 or 308 is then no
+    /// [redirect](crate::classify::is_redirect), but final under most profiles.
     pub fn commit(&self) {
         self.lock().commits = Some(true);
     }

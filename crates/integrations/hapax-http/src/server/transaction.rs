@@ -12,7 +12,7 @@
 //! | final, and a success: 2xx, or 3xx; in gRPC *ok* (0); or after [`ExecutionHandle::commit`](super::ExecutionHandle::commit) | commit | with them |
 //! | final, any other; or after [`ExecutionHandle::roll_back`](super::ExecutionHandle::roll_back) | are rolled back | after that, separately |
 //! | final, and it is unknown whether it is a success: gRPC-Web, a gRPC response that is a stream or too large to store | are rolled back | released |
-//! | retryable | are rolled back | released; after a [redirect](crate::classify::is_redirect) it keeps that |
+//! | retryable | are rolled back | released; after a [redirect](crate::classify::is_redirect) it keeps that, and a warning is logged |
 //! | unknown; a panic; cut off | are rolled back | unknown |
 //! | [`HandlerErrorExtension`] with an error of a lost race | are rolled back | the handler is called again |
 //! | [`HandlerErrorExtension`] with any other error | are rolled back | released |
@@ -93,13 +93,21 @@ impl RequestExecution {
                 ExecutionReply::Problem(undecided()),
             );
         }
+        if taken && recording.is_redirect {
+            tracing::warn!(
+                operation = %self.named.id, route = &*self.policy.options.name,
+                status = given.head.status.as_u16(),
+                "a redirect rolls back the transaction of its handler: if its writes are to commit, the \
+                 handler must call `ExecutionHandle::commit`"
+            );
+        }
         (recording.class, recording.into_end(), ExecutionReply::Handler(given))
     }
 }
 
 impl Recording {
     fn into_end(self) -> ExecutionEnd {
-        let Self { class, retention, kept, redirect, commits } = self;
+        let Self { class, retention, kept, is_redirect: _, redirect, commits } = self;
         match (class, kept) {
             (OutcomeClass::Final, Some(outcome)) if commits == Some(true) => {
                 ExecutionEnd::Complete { outcome, retention }

@@ -16,4 +16,5 @@ mod reconcile;
 mod scopes;
 mod sizes;
 mod trailers;
+mod transactions;
 mod world;
