@@ -232,6 +232,7 @@ macro_rules! __http_group {
                 w33_several_redirects_in_a_row_are_kept_up_to_a_limit
                 w33_a_redirect_to_the_same_target_releases_the_key
                 w33_lists_and_headers_take_precedence w33_redirects_are_kept_under_every_profile
+                w33_a_key_with_a_redirect_is_free_until_the_target_is_claimed
                 w33_a_307_without_a_location_is_no_redirect w33_a_redirect_in_raw_utf_8_is_kept
                 w33_a_redirect_is_recognised_by_the_scheme_of_its_record;
             details: w23_a_released_key_accepts_another_fingerprint

@@ -147,6 +147,20 @@ pub async fn w33_several_redirects_in_a_row_are_kept_up_to_a_limit(arena: Scenar
     }
 }
 
+/// Neither the body of the redirected request nor its target counts before the target is claimed.
+pub async fn w33_a_key_with_a_redirect_is_free_until_the_target_is_claimed(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), with_slash(307, &runs)).await;
+    let post = stage.post("k");
+    is_redirect(&stage.send(post.clone()).await, 307, "/payments/", true);
+    let other = post.clone().to("/payments/").body("{}");
+    stage.send(other.clone()).await.is_first(201, "1");
+    stage.send(post.clone().to("/payments/")).await.is_rejected(422, "key-reused");
+    is_redirect(&stage.send(post).await, 307, "/payments/", false);
+    stage.send(other).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
 /// On another host or in another spelling, the request that follows is the same as a duplicate: it executes.
 pub async fn w33_a_redirect_to_the_same_target_releases_the_key(arena: ScenarioContext) {
     for target in [
