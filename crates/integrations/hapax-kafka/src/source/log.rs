@@ -38,7 +38,12 @@ impl<'a> LogLine<'a> {
             "METADATA" => {
                 let (topic, ids) = text.strip_prefix("Topic ")?.split_once(" changed id from ")?;
                 let (before, now) = ids.split_once(" to ")?;
-                (!before.starts_with(NO_ID)).then_some(Self::Recreated { topic, before, now })
+                match (before.starts_with(NO_ID), now.starts_with(NO_ID)) {
+                    (true, _) => None,
+                    // The broker that answered knows no ids of topics.
+                    (false, true) => Some(Self::Unverified { topic, number: None }),
+                    (false, false) => Some(Self::Recreated { topic, before, now }),
+                }
             }
             _ => None,
         }
@@ -89,6 +94,11 @@ mod tests {
                 "METADATA",
                 &format!("Topic orders changed id from {id} to {id}x"),
                 Some(LogLine::Recreated { topic: "orders", before: id, now: &format!("{id}x") }),
+            ),
+            (
+                "METADATA",
+                &format!("Topic orders changed id from {id} to {NO_ID}"),
+                unverified(None),
             ),
             ("METADATA", "Topic orders [3] Leader 1 Epoch 0", None),
             ("FETCH", "orders [3]: broker unavailable", None),
