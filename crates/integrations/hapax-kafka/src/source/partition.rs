@@ -419,8 +419,9 @@ impl Partition {
     /// Returns whether no further records are read: from the time at which the partition reaches a limit until it is
     /// below seven eighths of each. So the polling thread is not woken after each acknowledgement, and messages that a
     /// consumer holds for their next attempts stop the other keys of the partition only if they nearly reach a limit.
-    pub(super) const fn is_paused(&self) -> bool {
-        self.is_paused
+    /// The record by which the log is verified is read at a limit too: it is not added, and without it nothing is delivered.
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused && self.verification != Verification::Fetched
     }
 
     fn update_paused(&mut self) {

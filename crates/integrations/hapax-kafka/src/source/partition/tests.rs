@@ -282,6 +282,22 @@ fn an_unverified_log_is_neither_delivered_nor_committed_until_the_last_record_is
 }
 
 #[test]
+fn a_log_that_becomes_unverified_at_a_limit_is_read_until_its_last_record_is_found_again() {
+    let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 8)), (0, 9));
+    for offset in 0..4 {
+        partition.accept(offset, record(offset)).unwrap();
+    }
+    deliver_one(&mut partition).unwrap();
+    partition.unverify();
+    assert!(partition.begin_check() && partition.is_paused());
+    assert_eq!(partition.end_check((0, 9)), Ok(false));
+    assert!(!partition.is_paused(), "the record 3 is read");
+    partition.accept(3, record(3)).unwrap();
+    assert!(partition.is_paused() && partition.unacknowledged == 4);
+    assert_eq!(deliver(&mut partition), [(1, true), (2, true), (3, true)]);
+}
+
+#[test]
 fn a_log_whose_start_or_end_goes_back_is_unverified_and_one_that_is_too_short_is_an_error() {
     let partition = || Partition::new(LIMITS, 1, 7, Some(open(7, 8)), (5, 9));
     for (watermarks, goes_back) in
