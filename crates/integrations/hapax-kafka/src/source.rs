@@ -2,6 +2,7 @@
 
 mod context;
 mod delivery;
+mod events;
 mod identity;
 mod log;
 mod metadata;

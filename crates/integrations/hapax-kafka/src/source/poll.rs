@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::context::{Context, RETRY, assign, fetched, is_of_topic};
+use super::events::{Event, Events};
 use super::partition::{Partition, Watermarks};
 use super::record::{Origin, record};
 use super::requests::Requests;
@@ -25,9 +26,6 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// Most records of one partition that are read in one poll.
 const BATCH: usize = 64;
-
-/// Most events of the client that are read in one poll before its records, and as many after them.
-const EVENTS: usize = 10_000;
 
 /// Longest time for which partitions that can be fetched wait for others, whose first offsets are being
 /// requested: each change of the assignment drops records that the client has fetched.
@@ -70,8 +68,8 @@ pub(super) struct Poller {
     /// Whether a queue may still have records or events. The client calls the callback of a queue only when it was
     /// empty.
     has_more: bool,
-    /// Whether the queue of the client may still have events.
-    has_events: bool,
+    /// Events of the queue of the client.
+    events: Events,
     /// Whether partitions must be assigned again, because the client fetches a stopped one, or a paused one without its
     /// own queue.
     must_assign: bool,
@@ -121,7 +119,7 @@ impl Poller {
             commits_assignment_number: 0,
             last_origin: None,
             has_more: true,
-            has_events: false,
+            events: Events::default(),
             must_assign: false,
             resolved_since: None,
             check_watermarks_at: None,
@@ -197,15 +195,16 @@ impl Poller {
         self.queues = queues;
         if records > 0 {
             self.check_broker_at = Instant::now() + self.settings().idle_check_after;
+            self.events.added();
             // The client reports an error of a partition before it fetches the records that follow.
-            self.has_events = false;
             self.read_events();
-            if !self.has_events {
-                self.shared.lock().partitions.values_mut().for_each(Partition::confirm);
-            }
         }
-        self.has_more |= self.has_events;
+        self.has_more |= self.events.has_more();
+        let is_confirmed = self.events.confirm();
         let mut state = self.shared.lock();
+        if is_confirmed {
+            state.partitions.values_mut().for_each(Partition::confirm);
+        }
         let (has_unverified, has_stopped) = (state.take_unverified(), state.take_stopped());
         drop(state);
         if has_unverified {
@@ -214,35 +213,39 @@ impl Poller {
         if mem::take(&mut self.must_assign) | has_stopped {
             self.assign();
         }
-        if records > 0 || has_stopped {
+        if records > 0 || is_confirmed || has_stopped {
             self.shared.notify_waiting();
         }
     }
 
-    /// Runs callbacks, and reads the queue of the client. Returns the number of records in it. Sets `has_events` if the
-    /// queue may have more.
+    /// Runs callbacks, and reads the queue of the client. Returns the number of records in it.
     fn read_events(&mut self) -> usize {
-        let consumer = Arc::clone(&self.consumer);
-        let mut records = 0;
-        for _ in 0..EVENTS {
-            let calls = consumer.context().callbacks();
-            match consumer.poll(Duration::ZERO) {
-                Some(Ok(message)) => {
-                    records += 1;
-                    // The client has created its state of the partition again, without an own queue. Once the
-                    // partition is paused, all are assigned again.
-                    if self.accept(&message) {
-                        self.must_assign = true;
-                    }
-                }
-                Some(Err(error)) => self.failed(&error, None),
-                // A poll that runs a callback ends, although the queue may have more events.
-                None if consumer.context().callbacks() != calls => {}
-                None => return records,
-            }
-        }
-        self.has_events = true;
+        let mut events = mem::take(&mut self.events);
+        let records = events.read(|| self.next_event());
+        self.events = events;
         records
+    }
+
+    /// Reads an event of the client, or runs a callback.
+    fn next_event(&mut self) -> Event {
+        let consumer = Arc::clone(&self.consumer);
+        let calls = consumer.context().callbacks();
+        match consumer.poll(Duration::ZERO) {
+            Some(Ok(message)) => {
+                // The client has created its state of the partition again, without an own queue. Once the
+                // partition is paused, all are assigned again.
+                let pauses = self.accept(&message);
+                self.must_assign |= pauses;
+                Event::Record { pauses }
+            }
+            Some(Err(error)) => {
+                self.failed(&error, None);
+                Event::Other
+            }
+            // A poll that runs a callback ends, although the queue may have more events.
+            None if consumer.context().callbacks() != calls => Event::Other,
+            None => Event::None,
+        }
     }
 
     /// Requests the watermarks of unverified logs, at most once in an interval.
