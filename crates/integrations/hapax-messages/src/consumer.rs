@@ -378,6 +378,7 @@ impl ConsumerState {
                     continue;
                 }
             };
+            self.inbox.shared.received(&received);
             let sizes: Vec<_> = received.iter().map(|it| it.message().bytes()).collect();
             let slots = slots.into_iter().zip(self.memory.take(&sizes));
             for (delivery, (slot, memory)) in received.into_iter().zip(slots) {
@@ -481,8 +482,9 @@ impl ConsumerState {
             {
                 return;
             }
-            // The record has what the next owner needs, which waits for the end of this delivery.
-            let may_end = matches!(cause, HoldCause::Retry | HoldCause::InFlight);
+            // The record has what the next owner needs, which waits for the end of this delivery. A message without an id
+            // has none.
+            let may_end = matches!(cause, HoldCause::Retry | HoldCause::InFlight | HoldCause::NoId);
             tokio::select! {
                 biased;
                 _ = draining.wait_for(|draining| *draining) => return,

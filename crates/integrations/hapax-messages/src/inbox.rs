@@ -377,7 +377,8 @@ impl InboxBuilder {
     /// Sets that the first messages are held, instead of parked, until a rule finds an id in one of them: if none has
     /// an id, the rules are probably wrong.
     /// [`ConsumerMonitor::until_ids_are_missing`](crate::ConsumerMonitor::until_ids_are_missing) returns after ten of
-    /// them, or 30 s. After the first message with an id, those without one are parked.
+    /// them, which stay held. Fewer are parked 30 s after the first of them, with a warning. After a message with an id
+    /// was received, those without one are parked.
     pub const fn expect_ids(mut self) -> Self {
         self.expects_ids = true;
         self

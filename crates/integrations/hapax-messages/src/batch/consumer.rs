@@ -256,14 +256,15 @@ impl BatchState {
         received: Vec<Arc<dyn Delivery>>,
         slots: Vec<OwnedSemaphorePermit>,
     ) -> Vec<(Identified, Arc<dyn Delivery>, Slot)> {
+        if let Some(first_ids) = &self.first_ids {
+            let messages = received.iter().map(|it| it.message());
+            first_ids.received(self.inbox.consumer(), &self.ids, messages);
+        }
         let sizes: Vec<_> = received.iter().map(|it| it.message().bytes()).collect();
         let slots = slots.into_iter().zip(self.memory.take(&sizes));
         let identify = |(delivery, (slot, memory)): (Arc<dyn Delivery>, _)| {
             let slot = self.counters.received(slot, memory);
             let identified = identify(self.inbox.consumer(), &self.ids, delivery.message());
-            if let (Some(first_ids), Ok((_, None))) = (&self.first_ids, &identified) {
-                first_ids.found();
-            }
             (identified, delivery, slot)
         };
         received.into_iter().zip(slots).map(identify).collect()

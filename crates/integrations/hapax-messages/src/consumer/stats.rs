@@ -38,7 +38,7 @@ pub struct ConsumerStats {
     pub source_failures: u64,
     /// Time since the last of these errors; `None` if there was none, or a message was received since.
     pub source_failure_age: Option<Duration>,
-    /// Messages that are held because none of the first ones has an id; 0 once one had an id
+    /// First messages without an id, which are held, or were parked after 30 s; 0 once one had an id
     /// ([`InboxBuilder::expect_ids`](crate::InboxBuilder::expect_ids)).
     pub without_id: u64,
     /// Whether the store, or in batch mode the database, is unavailable: nothing is received.

@@ -1,17 +1,19 @@
 //! The first messages of a consumer, while none of them has an id.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::id::MessageIdError;
+use crate::dead_letter::identify;
+use crate::id::{IdRules, MessageIdError};
+use crate::message::Message;
 
 /// Messages after which the rules for ids count as wrong, if none of them has an id.
 const MESSAGES: u64 = 10;
 
-/// Time after the first of these messages, after which the rules count as wrong too.
+/// Time after the first of these messages, after which fewer of them are parked.
 const TIME: Duration = Duration::from_secs(30);
 
 /// Pause before a held message is checked again.
@@ -21,8 +23,8 @@ pub(crate) const NO_ID_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct FirstIds {
     state: Mutex<State>,
-    /// The error of the messages, once the rules count as wrong.
-    missing: watch::Sender<Option<MessageIdError>>,
+    /// Notified when the rules count as wrong.
+    missing: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -30,53 +32,96 @@ struct State {
     is_found: bool,
     without: u64,
     since: Option<Instant>,
+    is_warned: bool,
+    /// The error of the messages, while the rules count as wrong.
+    missing: Option<MessageIdError>,
 }
 
 impl FirstIds {
-    /// Notes that a message has an id.
-    pub(crate) fn found(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.is_found = true;
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a message with this error is held. `is_counted` is of the message.
-    pub(crate) fn holds(&self, error: &MessageIdError, is_counted: &mut bool) -> bool {
+    /// Notes messages that were received together, before any of them is processed: one behind others may be the first
+    /// that has an id, and wait for them.
+    pub(crate) fn received<'a>(
+        &self,
+        consumer: &str,
+        rules: &IdRules,
+        messages: impl Iterator<Item = &'a Message>,
+    ) {
+        let mut state = self.state();
+        if state.is_found {
+            return;
+        }
+        let mut missing = None;
+        for message in messages {
+            match identify(consumer, rules, message) {
+                Ok((_, None)) => {
+                    (state.is_found, state.missing) = (true, None);
+                    return;
+                }
+                // The id of a redriven message may be of its dead letter.
+                Ok((_, Some(_))) => {}
+                Err(error @ MessageIdError::Missing { .. }) => {
+                    state.without += 1;
+                    missing = Some(error);
+                }
+                Err(_) => {}
+            }
+        }
+        if missing.is_some() {
+            state.since.get_or_insert_with(Instant::now);
+            if state.without >= MESSAGES {
+                state.missing = missing;
+                drop(state);
+                self.missing.notify_waiters();
+            }
+        }
+    }
+
+    /// Returns whether a message with this error is held. Logs a warning before the first one is parked while none has an
+    /// id.
+    pub(crate) fn holds(&self, error: &MessageIdError) -> bool {
         if !matches!(error, MessageIdError::Missing { .. }) {
             return false;
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         if state.is_found {
             return false;
         }
-        if !std::mem::replace(is_counted, true) {
-            state.without += 1;
-        }
         let since = *state.since.get_or_insert_with(Instant::now);
-        if state.without >= MESSAGES || since.elapsed() >= TIME {
-            drop(state);
-            self.missing.send_replace(Some(error.clone()));
+        if state.without >= MESSAGES || since.elapsed() < TIME {
+            return true;
         }
-        true
+        if !std::mem::replace(&mut state.is_warned, true) {
+            let without_id = state.without;
+            tracing::warn!(
+                without_id,
+                %error,
+                "none of the messages so far has an id: they become dead letters; check the rules for ids (--id of \
+                 hapax consume)"
+            );
+        }
+        false
     }
 
     /// Returns the number of messages without an id, as long as none had one.
     pub(crate) fn without(&self) -> u64 {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state();
         if state.is_found { 0 } else { state.without }
     }
 
     /// Waits until the rules count as wrong, and returns the error of the messages. Does not end without `first_ids`.
     pub(crate) async fn until_missing(first_ids: Option<&Self>) -> MessageIdError {
         let Some(first_ids) = first_ids else { return std::future::pending().await };
-        let mut missing = first_ids.missing.subscribe();
         loop {
-            if let Some(error) = missing.borrow_and_update().clone() {
+            // Before the state is read: a notification in between ends the wait.
+            let missing = first_ids.missing.notified();
+            if let Some(error) = first_ids.state().missing.clone() {
                 return error;
             }
-            if missing.changed().await.is_err() {
-                // The sender is in `first_ids`.
-                return std::future::pending().await;
-            }
+            missing.await;
         }
     }
 }

@@ -59,8 +59,6 @@ pub(crate) struct Progress {
     withdrawn: Option<EndedAttempt>,
     /// Calls of the hook in which it could not say, since it last could.
     undecided: u32,
-    /// Whether the message is counted among the first ones, none of which has an id.
-    is_without_id: bool,
 }
 
 impl Progress {
@@ -100,6 +98,13 @@ impl InboxState {
         self.clock.now()
     }
 
+    /// Notes messages that were received together.
+    pub(crate) fn received(&self, received: &[Arc<dyn Delivery>]) {
+        if let Some(first_ids) = &self.first_ids {
+            first_ids.received(&self.consumer, &self.ids, received.iter().map(|it| it.message()));
+        }
+    }
+
     /// Computes the identity of a message.
     pub(crate) fn identify(&self, message: &Message) -> Result<Identity, MessageIdError> {
         let (id, redriven) = identify(&self.consumer, &self.ids, message)?;
@@ -118,17 +123,10 @@ impl InboxState {
         progress: &mut Progress,
     ) -> Disposition {
         let identity = match identity {
-            Ok(identity) => {
-                if let Some(first_ids) =
-                    self.first_ids.as_ref().filter(|_| identity.redriven.is_none())
-                {
-                    first_ids.found();
-                }
-                identity
-            }
+            Ok(identity) => identity,
             Err(error) => {
                 let first_ids = self.first_ids.as_ref();
-                if first_ids.is_some_and(|ids| ids.holds(error, &mut progress.is_without_id)) {
+                if first_ids.is_some_and(|ids| ids.holds(error)) {
                     return Disposition::Held(NO_ID_PAUSE, HoldCause::NoId);
                 }
                 let (message, reason) = (delivery.message(), DeadLetterReason::NoId);

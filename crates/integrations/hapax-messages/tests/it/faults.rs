@@ -7,16 +7,20 @@ use std::time::Duration;
 use hapax_messages::{
     DeadLetter, DeadLetterReason, InboxBuilder, Message, MessageExecution, MessageFailure,
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::world::*;
+
+fn nameless(number: usize) -> Message {
+    Message::new("memory://orders", format!("nameless {number}"))
+}
 
 #[tokio::test(start_paused = true)]
 async fn the_first_messages_are_held_while_none_has_an_id_and_parked_after_one_that_has() {
     let world = World::new();
     let process = world.process(|inbox| inbox.reexecute().expect_ids(), world.counting());
     for number in 0..9 {
-        world.broker.send(Message::new("memory://orders", format!("nameless {number}")));
+        world.broker.send(nameless(number));
     }
     let missing = timeout(Duration::from_secs(20), process.monitor.until_ids_are_missing()).await;
     assert!(missing.is_err(), "too few messages, and too early");
@@ -31,19 +35,80 @@ async fn the_first_messages_are_held_while_none_has_an_id_and_parked_after_one_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn ten_messages_without_an_id_or_some_for_half_a_minute_show_that_the_rules_are_wrong() {
-    for (messages, within) in [(10, Duration::from_secs(5)), (1, Duration::from_secs(35))] {
+async fn ten_messages_without_an_id_show_that_the_rules_are_wrong_and_stay_held() {
+    let world = World::new();
+    let process = world.process(|inbox| inbox.reexecute().expect_ids(), world.counting());
+    for number in 0..10 {
+        world.broker.send(nameless(number));
+    }
+    let within = Duration::from_secs(5);
+    let missing = timeout(within, process.monitor.until_ids_are_missing()).await;
+    let error = missing.expect("they are missing").to_string();
+    assert!(error.contains("expected an id by the header message-id"), "{error}");
+    sleep(HOUR).await;
+    assert_eq!((process.monitor.stats().without_id, world.broker.backlog()), (10, 10));
+    assert!(world.dead_letters().is_empty());
+    process.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn fewer_than_ten_messages_without_an_id_are_parked_half_a_minute_after_the_first_one() {
+    let world = World::new();
+    let process = world.process(|inbox| inbox.reexecute().expect_ids(), world.counting());
+    for number in 0..9 {
+        world.broker.send(nameless(number));
+    }
+    sleep(Duration::from_secs(29)).await;
+    assert_eq!((world.broker.backlog(), world.dead_letters().len()), (9, 0));
+    timeout(Duration::from_secs(5), world.broker.emptied()).await.expect("they are parked");
+    assert_eq!(world.dead_letters().len(), 9);
+    let missing = timeout(HOUR, process.monitor.until_ids_are_missing());
+    assert!(missing.await.is_err(), "fewer than ten");
+    process.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_with_an_id_behind_ones_without_shows_that_the_rules_are_right() {
+    // At the head of an order key, and among ten.
+    for (count, key) in [(1, Some("a")), (10, None)] {
         let world = World::new();
-        let process = world.process(|inbox| inbox.reexecute().expect_ids(), world.counting());
-        for number in 0..messages {
-            world.broker.send(Message::new("memory://orders", format!("nameless {number}")));
+        let keyed = |message: Message| match key {
+            Some(key) => message.with_key(key),
+            None => message,
+        };
+        for number in 0..count {
+            world.broker.send(keyed(nameless(number)));
         }
-        let missing = timeout(within, process.monitor.until_ids_are_missing()).await;
-        let error = missing.expect("they are missing").to_string();
-        assert!(error.contains("expected an id by the header message-id"), "{error}");
-        assert!(world.dead_letters().is_empty());
+        world.broker.send(keyed(message("m-1")));
+        let options = |inbox: InboxBuilder| inbox.reexecute().expect_ids().ordered();
+        let process = world.process(options, world.counting());
+        let emptied = timeout(Duration::from_secs(5), world.broker.emptied()).await;
+        emptied.expect("none is held");
+        let no_id =
+            |(_, reason, ..): &(_, DeadLetterReason, _, _)| *reason == DeadLetterReason::NoId;
+        assert_eq!(world.dead_letters().iter().filter(|it| no_id(it)).count(), count);
+        let missing = timeout(HOUR, process.monitor.until_ids_are_missing());
+        assert!(missing.await.is_err(), "one has an id");
         process.stop().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_held_message_without_an_id_is_dropped_once_its_delivery_has_ended() {
+    let world = World::new();
+    let process = world.process(|inbox| inbox.reexecute().expect_ids(), world.counting());
+    world.broker.send(nameless(0));
+    while process.monitor.stats().without_id == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    world.broker.redeliver();
+    while process.monitor.stats().without_id < 2 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    // Long before it is parked.
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(process.monitor.stats().unacknowledged, 1);
+    process.stop().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,8 +23,8 @@ use crate::store::RequiredStoreArg;
 ///
 /// A 2xx accepts the message. After 408, 409, 425, 429, a status that is no 4xx, or no answer, the
 /// message is posted again, not before Retry-After. A message with 401, 403, 404, 405, 406 or 415,
-/// which a wrong path or secret causes, is posted again without end until the service has accepted a
-/// message, and then becomes a dead letter after ten attempts. After another 4xx a message becomes a
+/// which a wrong path or secret causes, is posted again for two hours until the service has accepted
+/// a message, and then becomes a dead letter after ten attempts. After another 4xx a message becomes a
 /// dead letter, and so does one whose attempts are exhausted: `hapax messages` lists, redrives and
 /// drops it. Messages with one order key are posted in their order; those behind a dead letter become
 /// dead letters too.
@@ -67,8 +67,8 @@ pub(crate) struct ConsumeArgs {
     pub(super) to_ca: Option<PathBuf>,
     /// Rule for the id of a message: header:NAME, cloudevents, json:/POINTER,…, position or
     /// payload-hash. May be repeated: the first one that applies gives the id. The command ends with an
-    /// error if none applies to any of the first messages: ten, or those of half a minute [default:
-    /// header:message-id, then cloudevents]
+    /// error if none applies to any of the first ten messages. Fewer without an id become dead letters
+    /// after half a minute [default: header:message-id, then cloudevents]
     #[arg(long = "id", value_name = "RULE", value_parser = id_rule)]
     pub(super) ids: Vec<IdRule>,
     #[command(flatten)]

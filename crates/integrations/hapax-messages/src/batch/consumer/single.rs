@@ -174,12 +174,8 @@ impl BatchState {
         delivery: &Arc<dyn Delivery>,
         error: &MessageIdError,
     ) {
-        let mut is_counted = false;
         loop {
-            let is_held = match &self.first_ids {
-                Some(first_ids) => first_ids.holds(error, &mut is_counted),
-                None => false,
-            };
+            let is_held = self.first_ids.as_ref().is_some_and(|ids| ids.holds(error));
             let single = match is_held {
                 true => Single::RetryAfter(NO_ID_PAUSE, HoldCause::NoId),
                 false => {
