@@ -1,5 +1,6 @@
 //! The sink: an idempotent producer.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
+use tokio::time::{Instant, timeout};
 
 use crate::config::{KafkaStartError, Properties, is_topic};
 
@@ -33,10 +35,19 @@ pub struct KafkaSink {
     batches: Arc<Producer>,
     /// Publishes each message in a batch of its own. It connects when it is used.
     singles: Arc<Producer>,
+    topics: TopicChecks,
 }
 
-/// Time for the brokers to answer whether a topic exists, after a message was not confirmed.
+/// Time for the brokers to answer whether a topic exists, after a message was not confirmed, and for which the answer is
+/// known.
 const CHECK_TOPIC: Duration = Duration::from_secs(1);
+
+/// Most topics whose answers are known.
+const CHECKED_TOPICS: usize = 1_000;
+
+/// Answers of the brokers whether topics are missing. One request at a time, which has the lock.
+#[derive(Clone, Default)]
+struct TopicChecks(Arc<tokio::sync::Mutex<HashMap<String, (Instant, bool)>>>);
 
 type KafkaProducer = FutureProducer<SinkContext>;
 
@@ -85,7 +96,8 @@ impl KafkaSink {
         single.set("batch.num.messages", "1");
         let (batches, singles) = (Producer::new(config), Producer::new(single));
         batches.current()?;
-        Ok(Self { batches: Arc::new(batches), singles: Arc::new(singles) })
+        let (batches, singles) = (Arc::new(batches), Arc::new(singles));
+        Ok(Self { batches, singles, topics: TopicChecks::default() })
     }
 
     /// Checks that a broker answers within a time.
@@ -129,15 +141,39 @@ impl KafkaSink {
     /// changes nothing.
     async fn lacks_topic(&self, topic: String) -> bool {
         let Ok(current) = self.batches.current() else { return false };
-        let lacks = move || {
-            let metadata = current.producer.client().fetch_metadata(Some(&topic), CHECK_TOPIC);
-            metadata.is_ok_and(|metadata| {
-                let found = metadata.topics().iter().find(|it| it.name() == topic);
-                let error = found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from);
-                error == Some(RDKafkaErrorCode::UnknownTopicOrPartition)
-            })
+        let lacks = move |topic: &str, time| {
+            let metadata = current.producer.client().fetch_metadata(Some(topic), time).ok()?;
+            let found = metadata.topics().iter().find(|it| it.name() == topic);
+            let error = found.and_then(MetadataTopic::error).map(RDKafkaErrorCode::from);
+            Some(error == Some(RDKafkaErrorCode::UnknownTopicOrPartition))
         };
-        tokio::task::spawn_blocking(lacks).await.unwrap_or(false)
+        self.topics.lacks(topic, lacks).await
+    }
+}
+
+impl TopicChecks {
+    /// Returns whether a topic is missing, by the known answer or that of `request`, which gets the time that is left.
+    /// False if there is no answer in time. After the future is dropped, its request keeps the lock until it ends.
+    async fn lacks(
+        &self,
+        topic: String,
+        request: impl FnOnce(&str, Duration) -> Option<bool> + Send + 'static,
+    ) -> bool {
+        let begun = Instant::now();
+        let lock = Arc::clone(&self.0).lock_owned();
+        let Ok(mut answers) = timeout(CHECK_TOPIC, lock).await else { return false };
+        answers.retain(|_, (at, _)| at.elapsed() < CHECK_TOPIC);
+        if let Some((_, lacks)) = answers.get(&topic) {
+            return *lacks;
+        }
+        let requested = tokio::task::spawn_blocking(move || {
+            let lacks = request(&topic, CHECK_TOPIC.saturating_sub(begun.elapsed()))?;
+            if answers.len() < CHECKED_TOPICS {
+                answers.insert(topic, (Instant::now(), lacks));
+            }
+            Some(lacks)
+        });
+        requested.await.ok().flatten().unwrap_or(false)
     }
 }
 
@@ -290,7 +326,52 @@ impl MessageSink for KafkaSink {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_topic_is_requested_at_a_time_and_its_answer_is_known_for_a_second() {
+        let (topics, requests) = (TopicChecks::default(), Arc::new(AtomicUsize::new(0)));
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let (answer, answered) = std::sync::mpsc::channel();
+        let request = |topics: &TopicChecks, topic: &str, answer: Option<bool>| {
+            let (topics, topic, requests) =
+                (topics.clone(), topic.to_owned(), Arc::clone(&requests));
+            async move {
+                let request = move |_: &str, _| {
+                    requests.fetch_add(1, Ordering::SeqCst);
+                    answer
+                };
+                topics.lacks(topic, request).await
+            }
+        };
+        let held = topics.clone();
+        // The future is dropped, and its request goes on.
+        let dropped = tokio::spawn(async move {
+            let request = move |_: &str, _| {
+                begun.send(()).unwrap();
+                answered.recv().unwrap()
+            };
+            held.lacks("oders".to_owned(), request).await
+        });
+        while has_begun.try_recv().is_err() {
+            tokio::task::yield_now().await;
+        }
+        dropped.abort();
+        let waiting = tokio::spawn(request(&topics, "other", Some(true)));
+        tokio::task::yield_now().await;
+        tokio::time::advance(CHECK_TOPIC).await;
+        assert!(!waiting.await.unwrap(), "no answer in time");
+        assert_eq!(requests.load(Ordering::SeqCst), 0);
+        answer.send(Some(true)).unwrap();
+        let (one, two) = (request(&topics, "oders", Some(false)), request(&topics, "oders", None));
+        assert_eq!(tokio::join!(one, two), (true, true), "the answer is known");
+        assert_eq!(requests.load(Ordering::SeqCst), 0);
+        assert!(!request(&topics, "orders", None).await, "an error is no answer");
+        assert!(request(&topics, "orders", Some(true)).await);
+        assert_eq!(requests.load(Ordering::SeqCst), 2);
+    }
 
     #[test]
     fn a_topic_of_kafka_itself_or_an_invalid_one_is_rejected() {
