@@ -24,6 +24,11 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Attempts with a status of [`DeploymentStatus`] after which a message becomes a dead letter, once the service has accepted one.
 const REJECTED_ATTEMPTS: u32 = 10;
 
+/// Time after the first attempt with such a status, after which a message becomes a dead letter although the service has
+/// accepted none, if `--attempts` attempts were made: its status may be the message's own, and it may be the first one in
+/// its order.
+const WITHDRAWN: Duration = Duration::from_secs(2 * 60 * 60);
+
 /// Most messages whose attempts are counted. With more of them the counts begin again.
 const COUNTED: usize = 4096;
 
@@ -53,16 +58,26 @@ struct Health {
     has_accepted: bool,
     /// The last status of a [`DeploymentStatus`], since it last accepted a message.
     status: Option<DeploymentStatus>,
-    /// Attempts of messages with such a status, since it first accepted one.
-    rejected: HashMap<MessageId, u32>,
+    /// Attempts of messages with such a status.
+    rejected: HashMap<MessageId, RejectedAttempts>,
     /// First of the attempts that failed, since it last accepted a message.
     failing_since: Option<Instant>,
     warned_at: Option<Instant>,
 }
 
+/// Attempts of a message with a [`DeploymentStatus`], of this process.
+#[derive(Debug)]
+struct RejectedAttempts {
+    first_at: Instant,
+    /// Those before the service accepted a message.
+    withdrawn: u32,
+    /// Those after it.
+    retried: u32,
+}
+
 /// A status that says that requests do not reach what handles them: path, method, credentials or media type are wrong.
-/// Every message gets it after a mistake in a deployment, so that no message becomes a dead letter before the service
-/// has accepted one.
+/// Every message gets it after a mistake in a deployment, so that before the service has accepted one a message becomes a
+/// dead letter only after [`WITHDRAWN`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct DeploymentStatus(StatusCode);
 
@@ -187,24 +202,34 @@ impl Service {
             let then = match health.has_accepted {
                 true => "a message becomes a dead letter after ten attempts with such a status",
                 false => {
-                    "no message becomes a dead letter for it before the service has accepted one"
+                    "before the service has accepted one, a message becomes a dead letter for it only after two \
+                     hours and --attempts attempts"
                 }
             };
             let (url, advice) = (&*self.shared.url, status.advice());
             let status = status.0.as_u16();
             tracing::warn!(url, status, error, "the service rejects messages: {advice}; {then}");
         }
-        if !health.has_accepted {
-            let failing = health.failing_since.map(|since| since.elapsed()).unwrap_or_default();
-            return RejectedMessage::Withdrawn(self.shared.pause(failing));
-        }
         if health.rejected.len() >= COUNTED && !health.rejected.contains_key(id) {
             health.rejected.clear();
         }
-        let attempts = health.rejected.entry(id.clone()).or_default();
-        *attempts += 1;
-        if *attempts < REJECTED_ATTEMPTS {
-            return RejectedMessage::Retried;
+        let has_accepted = health.has_accepted;
+        let attempts = health
+            .rejected
+            .entry(id.clone())
+            .or_insert_with(|| RejectedAttempts::new(Instant::now()));
+        if has_accepted {
+            attempts.retried += 1;
+            if attempts.retried < REJECTED_ATTEMPTS {
+                return RejectedMessage::Retried;
+            }
+        } else {
+            attempts.withdrawn = attempts.withdrawn.saturating_add(1);
+            let is_last = attempts.withdrawn >= self.shared.attempts.max.get();
+            if !is_last || attempts.first_at.elapsed() < WITHDRAWN {
+                let failing = health.failing_since.map(|since| since.elapsed()).unwrap_or_default();
+                return RejectedMessage::Withdrawn(self.shared.pause(failing));
+            }
         }
         health.rejected.remove(id);
         RejectedMessage::Parked
@@ -220,6 +245,12 @@ enum RejectedMessage {
     Retried,
     /// Made a dead letter.
     Parked,
+}
+
+impl RejectedAttempts {
+    const fn new(first_at: Instant) -> Self {
+        Self { first_at, withdrawn: 0, retried: 0 }
+    }
 }
 
 impl ServiceState {
@@ -306,6 +337,29 @@ mod tests {
         assert_eq!(service.rejected(status, &one, "404"), RejectedMessage::Parked);
         assert_eq!(service.deployment_error(), None, "the service is known to accept messages");
         assert!(!service.shared.url.contains("hidden"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_is_parked_after_two_hours_and_the_attempts_although_the_service_has_accepted_none()
+     {
+        let service = service().await;
+        let [one, two] = ["m-1", "m-2"].map(|id| MessageId::new(id).unwrap());
+        let status = DeploymentStatus(StatusCode::NOT_FOUND);
+        let rejected = |id| service.rejected(status, id, "404");
+        assert!(matches!(rejected(&two), RejectedMessage::Withdrawn(_)));
+        for _ in 0..120 {
+            let rejected = rejected(&one);
+            assert!(matches!(rejected, RejectedMessage::Withdrawn(_)), "{rejected:?}");
+            tokio::time::advance(Duration::from_secs(60)).await;
+        }
+        assert_eq!(rejected(&one), RejectedMessage::Parked);
+        // Two hours, and not 60 attempts.
+        for _ in 2..60 {
+            assert!(matches!(rejected(&two), RejectedMessage::Withdrawn(_)));
+        }
+        assert_eq!(rejected(&two), RejectedMessage::Parked);
+        assert!(service.deployment_error().is_some(), "it is not ready");
+        assert!(matches!(rejected(&one), RejectedMessage::Withdrawn(_)), "it was redriven");
     }
 
     #[tokio::test]
