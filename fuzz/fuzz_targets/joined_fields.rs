@@ -19,7 +19,8 @@ fuzz_target!(|input: (Fields, Fields, String, String, [u8; 32])| {
     let secret = Secret::new(secret);
     for secret in [None, Some(&secret)] {
         let name = OperationId::derive(secret, &Namespace::default(), &scope(&one), &key);
-        let other_name = OperationId::derive(secret, &Namespace::default(), &scope(&other), &other_key);
+        let other_name =
+            OperationId::derive(secret, &Namespace::default(), &scope(&other), &other_key);
         assert_eq!(name == other_name, one == other && key == other_key);
         assert_eq!(OperationId::from_hex(&name.to_string()), Some(name));
     }

@@ -45,7 +45,7 @@
 //! run at once; or run [`migrations`] yourself. The store uses [`PostgresOptions::schema`] if it is set;
 //! else the schema of the search path that has the tables; else the first schema of the search path. If
 //! none is set and only a schema outside of the search path has tables, [`PostgresStore::connect`] fails,
-//! and [`migrations_beside_others`] makes tables of their own in the first schema of the search path.
+//! and [`migrations_beside_others`] creates the tables of a store of its own.
 //! A role that only serves needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the four tables, and their
 //! functions, which every role may call.
 //!

@@ -3,7 +3,7 @@
 /// Most events that are read at a time.
 const EVENTS: usize = 10_000;
 
-/// What a read of the queue returned.
+/// The result of a read of the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
     /// The queue is empty.

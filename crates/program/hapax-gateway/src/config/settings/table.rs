@@ -337,7 +337,7 @@ settings! {
     /// fence from now on. Anything else: not known yet. Probed at start and on reload
     reconcile_url: Option<Url> => (|it| it.reconcile_url);
     /// Responses that are stored and replayed: `standard` (2xx, most 3xx and most 4xx), `stripe-v1` (all
-    /// but 307, 308, 409 and 429) or `success-only` (2xx). A 307 or 308 releases the key; a retry of the
+    /// but 307, 308, 409 and 429) or `success-only` (2xx). A 307 or 308 with `Location` releases the key; a retry of the
     /// same request gets the redirect again. Under `standard` the outcome of other 5xx is unknown, of 503
     /// too unless `on_unknown` is reexecute
     profile: ProfileName => (|it| it.profile);
