@@ -174,7 +174,7 @@ pub enum OwnerAction {
         keep: Duration,
     },
     /// Releases the key: the request is to be repeated elsewhere. The record keeps the outcome for requests
-    /// with this fingerprint, within the limits of [`Extensions::add_redirect`].
+    /// with this fingerprint, within the limits of [`Extensions::add_redirect`](crate::Extensions::add_redirect).
     Redirect {
         /// The outcome to replay.
         outcome: Outcome,
