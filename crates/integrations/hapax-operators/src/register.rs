@@ -239,7 +239,10 @@ mod tests {
         assert_eq!(ours.difference(&user("b", "bank", "x-user", "http://b")), None);
         let found = ours.difference(&user("b", "shop", "x-user", "http://b")).unwrap();
         assert_eq!((found.setting, &*found.theirs), ("scope", "x-user"));
-        assert!(found.to_string().contains("gateway b uses namespace \"shop\""), "{found}");
+        assert!(
+            found.to_string().contains("gateway b has it in the namespace \"shop\""),
+            "{found}"
+        );
         // A rolling deployment may add a route that names operations as all paths were named before.
         let mut more = ours.clone();
         more.id = "c".to_owned();
