@@ -9,6 +9,7 @@ mod function;
 mod idempotency;
 mod lease;
 mod lease_clock;
+mod quarantine;
 mod renewal;
 mod request;
 mod resume;
@@ -26,6 +27,7 @@ pub use function::{
 };
 pub use idempotency::{EngineError, EngineLimits, EngineStats, Idempotency, IdempotencyBuilder};
 pub use lease::{FinishError, Lease, LeaseHandle};
+pub use quarantine::{Quarantine, Quarantines};
 pub use request::OperationRequest;
 pub use transact::{
     CheckpointCommit, TakeTxError, TransactResult, TransactionBackend, Tx, TxHandle, TxOptions,

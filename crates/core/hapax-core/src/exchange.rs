@@ -20,7 +20,7 @@ use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::machine::{
-    Amendment, ClaimEvent, Event, HookTiming, Owner, Resolve, Step, Verdict, step,
+    Amendment, ClaimEvent, ClaimQuarantine, Event, HookTiming, Owner, Resolve, Step, Verdict, step,
 };
 use crate::record::{FencingToken, LeaseId, Outcome, Record, RecordState, Terms, WriteId};
 use crate::scope::OperationId;
@@ -62,6 +62,9 @@ pub struct ClaimRequest {
     pub keep_released: Duration,
     /// True if the claim continues an existing record, and creates none.
     pub adopts: bool,
+    /// The quarantine of the key. With one, the claim must begin at a record that was loaded
+    /// ([`ClaimExchange::start_at`]).
+    pub quarantine: Option<ClaimQuarantine>,
 }
 
 /// Result of a claim.
@@ -89,6 +92,11 @@ pub enum ClaimResult {
     },
     /// Call the hook about this fence, then [`ClaimExchange::reconciled`] with its verdict.
     Reconcile(FencingToken),
+    /// The store may have lost the record of the key.
+    Quarantined {
+        /// Time after which another claim may succeed.
+        remaining: Duration,
+    },
     /// The record that was to be adopted is gone.
     NotFound,
     /// [`MAX_CONFLICTS`] in a row: nothing was claimed.
@@ -340,6 +348,7 @@ impl ClaimExchange {
             local: &local,
             description: self.claim.description.as_ref(),
             adopts: self.claim.adopts,
+            quarantine: self.claim.quarantine,
         };
         let claimed = match step(&self.seen, &Event::Claim(asked)) {
             Step::Execute(draft) | Step::Own(draft) => {
@@ -354,6 +363,7 @@ impl ClaimExchange {
             Step::Mismatch => ClaimResult::Mismatch,
             Step::Rehash(scheme) => ClaimResult::Rehash(scheme),
             Step::Unknown { reconcile_in } => ClaimResult::Unknown { reconcile_in },
+            Step::Quarantined { remaining } => ClaimResult::Quarantined { remaining },
             Step::NotFound => ClaimResult::NotFound,
             // A claim never leads to these steps.
             Step::Write(_)
@@ -545,6 +555,7 @@ impl WriteExchange {
             | Step::InFlight { .. }
             | Step::Mismatch
             | Step::Rehash(_)
+            | Step::Quarantined { .. }
             | Step::Unknown { .. } => WriteResult::Contended,
         };
         Ok(Next::Ready(wrote))

@@ -3,6 +3,7 @@
 mod composite;
 mod make;
 mod natural;
+mod time;
 
 use std::fmt;
 use std::str::FromStr;

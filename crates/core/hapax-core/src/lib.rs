@@ -128,7 +128,7 @@ pub use clock::{Clock, SystemClock, Timestamp};
 pub use engine::{
     Claim, ClaimError, DetachOnDrop, DetachSwitch, EngineError, EngineLimits, EngineStats,
     Execution, ExecutionEnd, ExecutionResult, FinishError, Idempotency, IdempotencyBuilder, Lease,
-    LeaseHandle, OperationPanicked, OperationRequest, Reconciliation,
+    LeaseHandle, OperationPanicked, OperationRequest, Quarantine, Quarantines, Reconciliation,
 };
 #[cfg(feature = "function")]
 pub use engine::{

@@ -29,6 +29,9 @@
 //! request that was sent elsewhere executes under the same key. A released record with redirects is kept for its
 //! retention.
 //!
+//! In a *quarantine* a claim that finds no record, or one that was released before its start, does not execute, unless
+//! the key was made after its start: the store may have lost a record. Under [`OnUnknown::Reconcile`] the hook is asked.
+//!
 //! *Once settled*: without `force` an operator's *did not happen* is rejected while the request
 //! [may still execute](may_execute_until).
 //!
@@ -37,6 +40,7 @@
 
 mod draft;
 mod operator;
+mod quarantine;
 mod release;
 mod settle;
 
@@ -45,9 +49,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use self::draft::{Claimer, done, first, keep_unfinished, renewed, takeover, unknown};
+use self::draft::{Claimer, again, done, first, keep_unfinished, renewed, takeover, unknown};
 pub use self::operator::{Amendment, DefiniteVerdict, Resolve};
 use self::operator::{amend, by_operator};
+pub use self::quarantine::ClaimQuarantine;
+use self::quarantine::quarantined;
 use self::release::{fingerprint_by, redirect_of, redirected, released, withdrawn};
 use self::settle::with_end;
 pub use self::settle::{SETTLE_MARGIN, may_execute_until};
@@ -111,6 +117,8 @@ pub struct ClaimEvent<'a> {
     pub local: &'a [LocalExecution],
     /// True if the claim continues an existing record, and creates none.
     pub adopts: bool,
+    /// The quarantine of the key, if there is one.
+    pub quarantine: Option<ClaimQuarantine>,
 }
 
 /// An execution, or a claim that may become one, in progress in the claimer's process. Its owner is
@@ -246,6 +254,11 @@ pub enum Step {
         /// Time until the claimer's hook may be called; `None` without a hook.
         reconcile_in: Option<Duration>,
     },
+    /// Claim: the store may have lost the record of the key.
+    Quarantined {
+        /// Time after which another claim may succeed.
+        remaining: Duration,
+    },
     /// Owner, verdict, operator, amendment: write this.
     Write(Draft),
     /// Owner, operator: the record has this state already.
@@ -345,17 +358,16 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
             }
         },
         Standing::Absent | Standing::Released(_) if event.adopts => return Step::NotFound,
-        Standing::Absent => return Step::Execute(first(event, 1)),
+        Standing::Absent => {
+            let quarantined = quarantined(now, None, event);
+            return quarantined.unwrap_or_else(|| Step::Execute(first(event, 1)));
+        }
         Standing::Released(stored) => {
             if let Some(step) = redirect_of(&stored.record, event) {
                 return step;
             }
-            let mut draft = first(event, stored.record.attempt.saturating_add(1));
-            // It stays in the record, which shows by whose decision the key executes again.
-            draft.record.notes.decision.clone_from(&stored.record.notes.decision);
-            draft.record.extensions = stored.record.extensions.of_key();
-            draft.record.extensions.set_settle(event.settle);
-            return Step::Execute(draft);
+            let quarantined = quarantined(now, Some(stored), event);
+            return quarantined.unwrap_or_else(|| Step::Execute(again(stored, event)));
         }
         Standing::Live(stored)
         | Standing::Lapsed(stored)

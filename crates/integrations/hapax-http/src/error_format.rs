@@ -83,6 +83,7 @@ pub const fn class(code: Code) -> OutcomeClass {
         | Code::KeyReused
         | Code::TooManyInFlight
         | Code::StoreUnavailable
+        | Code::Quarantined
         | Code::AuthUnavailable
         | Code::Draining
         | Code::Overloaded
@@ -113,6 +114,7 @@ pub const fn grpc_status(code: Code) -> u8 {
         Code::InFlight | Code::Superseded => 10,
         Code::RequestTimeout
         | Code::StoreUnavailable
+        | Code::Quarantined
         | Code::AuthUnavailable
         | Code::OutcomePending
         | Code::Draining

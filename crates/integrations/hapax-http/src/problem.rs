@@ -52,6 +52,8 @@ pub enum Code {
     TooManyInFlight,
     /// `store-unavailable`, 503: idempotency cannot be ensured now.
     StoreUnavailable,
+    /// `quarantined`, 503: the store may have lost the record of this key.
+    Quarantined,
     /// `auth-unavailable`, 503: the auth service gave no usable answer.
     AuthUnavailable,
     /// `outcome-pending`, 503: the request was executed, and its outcome is not in the store yet,
@@ -73,7 +75,7 @@ pub enum Code {
 
 impl Code {
     /// All codes, in the order of their documentation.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::InvalidKey,
         Self::MissingKey,
         Self::MissingScope,
@@ -88,6 +90,7 @@ impl Code {
         Self::KeyReused,
         Self::TooManyInFlight,
         Self::StoreUnavailable,
+        Self::Quarantined,
         Self::AuthUnavailable,
         Self::OutcomePending,
         Self::Draining,
@@ -128,6 +131,7 @@ impl Code {
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::TooManyInFlight => StatusCode::TOO_MANY_REQUESTS,
             Self::StoreUnavailable
+            | Self::Quarantined
             | Self::AuthUnavailable
             | Self::OutcomePending
             | Self::Draining
@@ -170,6 +174,7 @@ impl Code {
                 ("too-many-in-flight", "Too many keys of this caller are in flight")
             }
             Self::StoreUnavailable => ("store-unavailable", "Idempotency cannot be ensured now"),
+            Self::Quarantined => ("quarantined", "The record of this key may be lost"),
             Self::AuthUnavailable => {
                 ("auth-unavailable", "Whether this is allowed cannot be told now")
             }

@@ -1,5 +1,6 @@
 //! The HTTP handlers of the API. Requests and responses are JSON.
 
+mod quarantine;
 mod sagas;
 
 use std::convert::Infallible;
@@ -17,14 +18,17 @@ use hapax_core::{ClaimError, Key, OperationId, StoreError};
 use serde::Deserialize;
 use serde_json::json;
 
+pub use quarantine::QuarantineRequest;
+
 use crate::OperatorsState;
 use crate::audit::Decider;
 use crate::keys::{Decision, ListQuery, OperatorError, OperatorVerdict, StateView};
+use crate::register::QuarantineError;
 
 type Api = State<Arc<OperatorsState>>;
 
 /// Calls of the API: method, path, purpose.
-pub(crate) const INDEX: [(&str, &str, &str); 16] = [
+pub(crate) const INDEX: [(&str, &str, &str); 19] = [
     ("GET", "/api/stats", "what is in progress, and what was counted"),
     (
         "GET",
@@ -57,6 +61,9 @@ pub(crate) const INDEX: [(&str, &str, &str); 16] = [
     sagas::INDEX[6],
     sagas::INDEX[7],
     sagas::INDEX[8],
+    quarantine::INDEX[0],
+    quarantine::INDEX[1],
+    quarantine::INDEX[2],
 ];
 
 /// The error of a search by caller in a store without a secret.
@@ -73,6 +80,7 @@ pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
         .route("/keys/{id}/release", post(release))
         .route("/keys/{id}/resolve", post(resolve))
         .merge(sagas::routes())
+        .merge(quarantine::routes())
         .fallback(|| async {
             error(StatusCode::NOT_FOUND, "not-found", "GET /api lists the paths")
         });
@@ -317,7 +325,9 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         Err(refused) => refused,
     };
     let status = match &refused {
-        OperatorError::NotFound | OperatorError::NoSaga => StatusCode::NOT_FOUND,
+        OperatorError::NotFound
+        | OperatorError::NoSaga
+        | OperatorError::Quarantine(QuarantineError::NotFound { .. }) => StatusCode::NOT_FOUND,
         OperatorError::InFlight
         | OperatorError::MayExecute { .. }
         | OperatorError::Released { .. }
@@ -331,7 +341,9 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         | OperatorError::SagaMismatch(_)
         | OperatorError::SagaTooLarge
         | OperatorError::Contended => StatusCode::CONFLICT,
-        OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => StatusCode::BAD_REQUEST,
+        OperatorError::Invalid(_)
+        | OperatorError::NotHttp { .. }
+        | OperatorError::Quarantine(_) => StatusCode::BAD_REQUEST,
         OperatorError::NoSchedule => StatusCode::NOT_IMPLEMENTED,
         OperatorError::SagaUnreadable
         | OperatorError::Store(StoreError::Corrupt(_))

@@ -11,7 +11,6 @@
 //!
 //! The file is opened for each line, so that it may be rotated by renaming.
 
-use std::error::Error;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -19,12 +18,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hapax_core::{Clock, Entropy, StoreError, SystemClock, SystemEntropy};
+use hapax_core::{Clock, Entropy, Namespace, SystemClock, SystemEntropy};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::keys::rfc3339;
-use crate::{Decision, OperatorError, OperatorVerdict, RecordBefore};
+use crate::{Decision, OperatorError, OperatorVerdict, QuarantineStart, RecordBefore};
 
 /// The default file of a store that is not a file.
 const IN_WORKING_DIRECTORY: &str = "./hapax.audit.jsonl";
@@ -135,9 +134,59 @@ struct StoreLine<'a> {
     role: &'static str,
     by: DecisionChannel,
     from: &'a str,
-    store: &'static str,
+    #[serde(flatten)]
+    about: &'a StoreDecision,
     why: &'a str,
     gateway: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'static str>,
+}
+
+/// A decision about a store.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(tag = "store", rename_all = "kebab-case")]
+pub enum StoreDecision {
+    /// An emptied or replaced store is accepted.
+    Confirmed,
+    /// A quarantine begins, or gets another end.
+    Quarantined {
+        /// The namespace.
+        namespace: String,
+        /// The route that it is limited to.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        route: Option<String>,
+        /// The duration, in seconds.
+        seconds: u64,
+    },
+    /// A quarantine ends.
+    QuarantineEnded {
+        /// The namespace.
+        namespace: String,
+        /// The route that it is limited to.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        route: Option<String>,
+    },
+}
+
+impl StoreDecision {
+    /// Returns the decision that begins a quarantine.
+    #[must_use]
+    pub fn begin(start: &QuarantineStart) -> Self {
+        Self::Quarantined {
+            namespace: start.namespace.as_str().to_owned(),
+            route: start.route.clone(),
+            seconds: start.duration.as_secs(),
+        }
+    }
+
+    /// Returns the decision that ends a quarantine.
+    #[must_use]
+    pub fn end(namespace: &Namespace, route: Option<&str>) -> Self {
+        Self::QuarantineEnded {
+            namespace: namespace.as_str().to_owned(),
+            route: route.map(str::to_owned),
+        }
+    }
 }
 
 /// The common content of both audit lines of a decision.
@@ -214,29 +263,30 @@ impl Audit {
         self.write(serde_json::to_vec(&line)?)
     }
 
-    /// Confirms an emptied or replaced store by calling `confirm`, between two audit lines. Without
-    /// a second line it is unknown whether the store was confirmed.
+    /// Makes a decision about the store by calling `apply`, between two audit lines. Without
+    /// a second line it is unknown whether it was applied.
     ///
     /// It runs on a task of its own: a caller that is dropped leaves no decision between its two lines.
     ///
     /// # Errors
-    /// [`OperatorError::Invalid`] for a reason, and [`OperatorError::Audit`]: nothing was accepted.
-    /// [`OperatorError::Store`]: the store may have been confirmed nevertheless.
-    pub async fn confirm_store<F>(
+    /// [`OperatorError::Invalid`] for a reason, and [`OperatorError::Audit`]: nothing was applied. The error of
+    /// `apply`; after [`OperatorError::Store`] it may have been applied nevertheless.
+    pub async fn decide<F>(
         self: &Arc<Self>,
+        about: StoreDecision,
         why: &str,
         decider: Decider,
-        confirm: F,
+        apply: F,
     ) -> Result<(), OperatorError>
     where
-        F: Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send + 'static,
+        F: Future<Output = Result<(), OperatorError>> + Send + 'static,
     {
         let why = reason(why)?.to_owned();
         let mut number = [0; 16];
         SystemEntropy.fill(&mut number).map_err(|error| OperatorError::Engine(error.into()))?;
         let (audit, decision) = (Arc::clone(self), crate::hex(&number));
         let confirmed = tokio::spawn(async move {
-            let line = |stage| StoreLine {
+            let line = |stage, code| StoreLine {
                 at: rfc3339(SystemClock.now()),
                 stage,
                 decision: &decision,
@@ -244,16 +294,23 @@ impl Audit {
                 role: "decide",
                 by: decider.by,
                 from: &decider.from,
-                store: "confirmed",
+                about: &about,
+                code,
                 why: &why,
                 gateway: &audit.gateway,
             };
-            audit.write_off(&line("intended")).await.map_err(OperatorError::Audit)?;
-            confirm.await.map_err(|error| OperatorError::Store(StoreError::unavailable(error)))?;
-            if let Err(error) = audit.write_off(&line("done")).await {
+            audit.write_off(&line("intended", None)).await.map_err(OperatorError::Audit)?;
+            let applied = apply.await;
+            let last = match &applied {
+                Ok(()) => line("done", None),
+                // It may have been applied: that has no second line.
+                Err(OperatorError::Store(_)) => return applied,
+                Err(error) => line("rejected", Some(error.code())),
+            };
+            if let Err(error) = audit.write_off(&last).await {
                 tracing::error!(%error, decision, "the second line of a decision could not be written to the audit file");
             }
-            Ok(())
+            applied
         });
         confirmed.await.unwrap_or_else(|error| Err(OperatorError::Audit(io::Error::other(error))))
     }

@@ -28,6 +28,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use crate::audit::{Audit, AuditCase, AuditStage, Decider};
+use crate::register::QuarantineError;
 pub use list::{ListQuery, RecordList};
 pub use time::rfc3339;
 use verdict::resolution;
@@ -233,6 +234,9 @@ pub enum OperatorError {
         "expected a store with a schedule, found none: sagas need memory, file, Redis or PostgreSQL"
     )]
     NoSchedule,
+    /// A quarantine cannot begin or end.
+    #[error(transparent)]
+    Quarantine(QuarantineError),
     /// The audit file cannot be written; nothing was decided.
     #[error(
         "the audit file cannot be written: {0}; nothing was decided: make the file writable and retry"
@@ -259,13 +263,13 @@ impl OperatorError {
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
-            Self::NotFound => "not-found",
+            Self::NotFound | Self::Quarantine(QuarantineError::NotFound { .. }) => "not-found",
             Self::Released { .. } => "released",
             Self::InFlight => "in-flight",
             Self::MayExecute { .. } => "may-execute",
             Self::Done { .. } => "done",
             Self::Changed { .. } => "changed",
-            Self::Invalid(_) | Self::NotHttp { .. } => "bad-request",
+            Self::Invalid(_) | Self::NotHttp { .. } | Self::Quarantine(_) => "bad-request",
             Self::OtherKind { .. } => "other-kind",
             Self::Audit(_) => "audit",
             Self::Contended => "contended",
@@ -287,6 +291,15 @@ impl OperatorError {
             Self::SagaTooLarge => "too-large",
             Self::NoSchedule => "no-schedule",
             Self::Store(_) | Self::Engine(_) => "store-unavailable",
+        }
+    }
+}
+
+impl From<QuarantineError> for OperatorError {
+    fn from(error: QuarantineError) -> Self {
+        match error {
+            QuarantineError::Store(error) => Self::Store(error),
+            error => Self::Quarantine(error),
         }
     }
 }

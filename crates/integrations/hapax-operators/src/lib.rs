@@ -60,15 +60,16 @@ use axum::middleware::from_fn_with_state;
 use hapax_core::{Idempotency, Inspect};
 use serde_json::Value;
 
-pub use api::{NO_CALLERS, PeerAddr, answer, error};
-pub use audit::{Audit, Decider, DecisionChannel, DecisionNote};
+pub use api::{NO_CALLERS, PeerAddr, QuarantineRequest, answer, error};
+pub use audit::{Audit, Decider, DecisionChannel, DecisionNote, StoreDecision};
 pub use census::{Census, Undecided};
 pub use keys::{
     CallerView, Decision, ListQuery, OperationDescription, OperatorError, OperatorRecords,
     OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, rfc3339,
 };
 pub use register::{
-    RegisterError, RegisteredUser, RouteNaming, StoreRegister, StoreUser, UserDifference,
+    MAX_QUARANTINE, QuarantineError, QuarantineStart, QuarantineView, RegisterError,
+    RegisteredUser, RouteNaming, StoreRegister, StoreUser, UserDifference,
 };
 pub use sagas::{
     DefinitionList, DefinitionView, OperatorSagas, SagaAction, SagaBefore, SagaDecisionRequest,
@@ -96,6 +97,7 @@ pub struct OperatorsBuilder {
     scope_headers: ScopeHeaders,
     stats: Option<Stats>,
     census: Arc<Census>,
+    user: Option<RegisteredUser>,
 }
 
 /// State of the handlers.
@@ -106,6 +108,7 @@ pub(crate) struct OperatorsState {
     pub(crate) scope_headers: ScopeHeaders,
     pub(crate) stats: Stats,
     pub(crate) census: Arc<Census>,
+    pub(crate) user: Option<RegisteredUser>,
 }
 
 impl fmt::Debug for OperatorsState {
@@ -130,6 +133,7 @@ impl Operators {
             scope_headers: Arc::new(|| vec![vec![AUTHORIZATION]]),
             stats: None,
             census: Arc::default(),
+            user: None,
         }
     }
 
@@ -194,17 +198,32 @@ impl OperatorsBuilder {
         self
     }
 
+    /// Sets the entry of this process in the register of the store, by which the API begins and ends quarantines.
+    /// Default: none, and those paths answer 501.
+    pub fn user(mut self, user: RegisteredUser) -> Self {
+        self.user = Some(user);
+        self
+    }
+
     /// Builds the API, which requires `token`. Decisions are appended to `audit`. A task starts
     /// that walks through the store in the background, until the API is dropped.
     #[must_use]
     pub fn build(self, token: AdminToken, audit: Audit) -> Operators {
-        let Self { engine, store, store_timeout, scope_headers, stats, census } = self;
+        let Self { engine, store, store_timeout, scope_headers, stats, census, user } = self;
         tokio::spawn(Census::run(Arc::downgrade(&census), Arc::clone(&store)));
         let keys = OperatorRecords::new(engine.clone(), store, audit, store_timeout);
         let sagas = OperatorSagas::new(engine.clone(), Arc::clone(keys.audit()), store_timeout);
         let stats =
             stats.unwrap_or_else(|| Arc::new(move || serde_json::json!({ "now": now(&engine) })));
-        Operators(Arc::new(OperatorsState { keys, sagas, token, scope_headers, stats, census }))
+        Operators(Arc::new(OperatorsState {
+            keys,
+            sagas,
+            token,
+            scope_headers,
+            stats,
+            census,
+            user,
+        }))
     }
 }
 

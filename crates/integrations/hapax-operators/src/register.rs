@@ -8,8 +8,12 @@
 //!    execute twice. A process that differs from a running one is rejected.
 //! 4. The register decides nothing about records: a process that is paused for longer than that may find
 //!    another one that differs. Both then log it.
+//! 5. It has the quarantines of the store. A process applies those of its namespace when it writes its entry, which
+//!    confirms them. One that has not written for ten seconds executes no key without a record, so that a quarantine
+//!    that every live process has confirmed holds for the others too.
 
 mod live;
+mod quarantine;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,6 +24,8 @@ use hapax_core::{
 use serde::{Deserialize, Serialize};
 
 pub use live::{RegisterError, RegisteredUser, StoreRegister};
+use quarantine::StoreQuarantine;
+pub use quarantine::{MAX_QUARANTINE, QuarantineError, QuarantineStart, QuarantineView};
 
 /// Time between two writes of an entry.
 pub(crate) const REFRESH: Duration = Duration::from_secs(3);
@@ -66,6 +72,12 @@ pub struct StoreUser {
     /// Time of its last write, in microseconds since 1970, by the clock of the store.
     #[serde(default)]
     pub seen: u64,
+    /// True if quarantines of every namespace apply to it, as to a relay, which sends the messages of all services.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub every_namespace: bool,
+    /// Ids of the quarantines that it applies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub confirmed: Vec<String>,
     /// Fields of later versions, which stay as they are.
     #[serde(flatten)]
     pub later: BTreeMap<String, serde_json::Value>,
@@ -74,6 +86,9 @@ pub struct StoreUser {
 /// The settings by which the operations of a route are named and compared.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteNaming {
+    /// The name of the route in metrics; empty for requests without a route.
+    #[serde(default)]
+    pub name: String,
     /// The headers that name the caller.
     pub scope: String,
     /// The header that has the key.
@@ -120,6 +135,8 @@ impl StoreUser {
             routes: BTreeMap::new(),
             since: 0,
             seen: 0,
+            every_namespace: false,
+            confirmed: Vec::new(),
             later: BTreeMap::new(),
         })
     }
@@ -128,6 +145,11 @@ impl StoreUser {
     #[must_use]
     pub fn is_live(&self, now: Timestamp) -> bool {
         now.since(Timestamp::from_micros(self.seen)) < LAPSE
+    }
+
+    /// Returns whether quarantines of a namespace apply to it.
+    fn follows(&self, namespace: &str) -> bool {
+        self.every_namespace || self.namespace == namespace
     }
 
     /// Returns the difference from `other` that keeps them from sharing records, if both have one namespace. A path
@@ -175,6 +197,8 @@ pub(crate) struct RegisterContent {
     /// Every namespace that was ever used.
     #[serde(default)]
     namespaces: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    quarantines: Vec<StoreQuarantine>,
     /// Fields of later versions, which stay as they are.
     #[serde(flatten)]
     later: BTreeMap<String, serde_json::Value>,
@@ -216,6 +240,7 @@ mod tests {
 
     fn user(id: &str, namespace: &str, scope: &str, upstream: &str) -> StoreUser {
         let names = RouteNaming {
+            name: String::new(),
             scope: scope.to_owned(),
             key_header: "idempotency-key".to_owned(),
             fingerprint: "http/1".to_owned(),
@@ -228,6 +253,8 @@ mod tests {
             routes: BTreeMap::from([("*".to_owned(), names)]),
             since: 0,
             seen: 0,
+            every_namespace: false,
+            confirmed: Vec::new(),
             later: BTreeMap::new(),
         }
     }

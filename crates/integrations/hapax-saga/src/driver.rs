@@ -225,7 +225,7 @@ impl Driver {
         }
     }
 
-    /// Returns the next effect; `None` if the node shuts down. An effect that ends the run is
+    /// Returns the next effect; `None` if the node shuts down, and in a quarantine. An effect that ends the run is
     /// performed nevertheless.
     async fn next(&mut self) -> Option<Effect> {
         let mut shutdown = pin!(self.node.shutdown());
@@ -247,7 +247,8 @@ impl Driver {
             }
         };
         let ends = matches!(effect, Effect::Park | Effect::Complete(_));
-        (ends || !self.node.is_shutting_down()).then_some(effect)
+        let pauses = self.node.is_shutting_down() || self.node.engine.quarantines().pauses();
+        (ends || !pauses).then_some(effect)
     }
 
     /// Saves the log as it is, because the lease may have lapsed: the process was frozen, its machine was

@@ -403,6 +403,10 @@ impl Sagas {
     /// due and were not begun.
     async fn poll_once(&self, queues: &[QueueName], limit: NonZeroU32) -> (Duration, bool) {
         let node = &self.node;
+        // Its records may be older than what its steps did.
+        if node.engine.quarantines().pauses() {
+            return (POLL, false);
+        }
         let due = match on_schedule(&node.engine, |schedule| schedule.due(queues, limit)).await {
             Ok(due) => due,
             Err(error) => {

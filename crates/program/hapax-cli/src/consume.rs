@@ -25,6 +25,7 @@ use crate::admin;
 use crate::exit::{CliError, of, with_causes};
 use crate::keys::TIMEOUT;
 use crate::messages::{HiddenUrl, connection, connection_to_messages, scheme};
+use crate::registered::{Pausing, Registered};
 use crate::shutdown::Shutdown;
 use crate::webhooks::{self, EndpointFiles};
 
@@ -59,6 +60,8 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     check(&dead_letters).await?;
     let opened = open(store, &args).await?;
     let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>, &namespace)?;
+    let what = format!("the consumer {}", args.consumer);
+    let registered = Registered::enter(&engine, &what, false).await?;
     let source = plan.open(&broker.0).await?;
     let receiver = source.receiver();
     let inbox = inbox(&args, &engine, &dead_letters, receiver.limits().has_order_keys)?;
@@ -75,7 +78,8 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     let admin = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     tracing::info!(consumer = args.consumer, admin = admin.map(tracing::field::display), "ready");
     if let Some(listener) = listener {
-        tokio::spawn(admin::serve(listener, monitor.clone()));
+        let observed = Pausing { observed: monitor.clone(), engine: engine.clone() };
+        tokio::spawn(admin::serve(listener, observed));
     }
     let mut without_ids = None;
     consumer
@@ -89,6 +93,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
         })
         .await;
     source.close().await;
+    registered.leave().await;
     close(engine, opened, limits).await;
     let stats = monitor.consumer.stats();
     tracing::info!(handled = stats.handled, parked = stats.parked, "ended");

@@ -14,12 +14,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Idempotency, OperationId, Store};
+use hapax_core::{Idempotency, OperationId, Store, StoreError};
 use hapax_file::{FileStore, LockOwner, OpenError};
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_operators::{
     Audit, Decider, Decision, DecisionChannel, ListQuery, NO_CALLERS, OperatorError,
-    OperatorRecords, OperatorVerdict, RecordList, RecordView, StateView,
+    OperatorRecords, OperatorVerdict, RecordList, RecordView, StateView, StoreDecision,
 };
 use indicatif::ProgressBar;
 
@@ -134,8 +134,12 @@ pub(crate) async fn confirm(at: &StoreSelector, reason: &str) -> Result<bool, Cl
             let replaced = opened.is_replaced();
             let audit = Arc::new(Audit::new(location.audit_file, user::process()));
             let store = opened.clone();
-            let confirm = async move { store.confirm().await };
-            let confirmed = audit.confirm_store(reason, decider(), confirm).await;
+            let confirm = async move {
+                let confirmed = store.confirm().await;
+                confirmed.map_err(|error| OperatorError::Store(StoreError::unavailable(error)))
+            };
+            let about = StoreDecision::Confirmed;
+            let confirmed = audit.decide(about, reason, decider(), confirm).await;
             opened.close().await;
             confirmed.map(|()| replaced).map_err(|error| failure(&error))
         }

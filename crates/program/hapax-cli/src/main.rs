@@ -9,6 +9,7 @@ mod gateway;
 mod keys;
 mod logging;
 mod messages;
+mod registered;
 mod relay;
 mod saga;
 mod shutdown;

@@ -19,6 +19,7 @@ use crate::exit::{CliError, of};
 use crate::keys::TIMEOUT;
 use crate::logging::FormatArg;
 use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector, connection_to_messages};
+use crate::registered::{Pausing, Registered};
 use crate::shutdown::Shutdown;
 use crate::store::RequiredStoreArg;
 
@@ -148,6 +149,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     // The outbox has an identity of its own, which names the leases of its shards.
     let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>).namespace("");
     let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
+    let registered = Registered::enter(&engine, "the relay", true).await?;
     let limits = RelayLimits {
         in_flight: args.in_flight.unwrap_or(in_flight),
         max_buffered_bytes: args.max_buffered_bytes.0,
@@ -162,7 +164,8 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     let admin = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     tracing::info!(outbox = identity, admin = admin.map(tracing::field::display), "ready");
     if let Some(listener) = listener {
-        tokio::spawn(admin::serve(listener, monitor.clone()));
+        let observed = Pausing { observed: monitor.clone(), engine: engine.clone() };
+        tokio::spawn(admin::serve(listener, observed));
     }
     relay
         .run(async {
@@ -173,6 +176,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     if tokio::time::timeout(args.lease, engine.drain()).await.is_err() {
         tracing::warn!("the shards were not released: their leases lapse");
     }
+    registered.leave().await;
     opened.close().await;
     let stats = monitor.stats();
     tracing::info!(published = stats.published, parked = stats.parked, "ended");

@@ -1,5 +1,7 @@
 //! `hapax store`.
 
+mod quarantine;
+
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -34,6 +36,7 @@ enum StoreCommand {
         #[arg(long)]
         json: bool,
     },
+    Quarantine(quarantine::QuarantineArgs),
 }
 
 /// Whether a program creates a store. The gateway has a setting of the same name.
@@ -48,7 +51,10 @@ pub(crate) struct RequiredStoreArg {
 /// Runs `hapax store`.
 pub(crate) async fn run(args: StoreArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
-    let StoreCommand::Confirm { at, reason, json } = args.command;
+    let (at, reason, json) = match args.command {
+        StoreCommand::Confirm { at, reason, json } => (at, reason, json),
+        StoreCommand::Quarantine(args) => return quarantine::run(args).await,
+    };
     let replaced = confirm(&at, &reason).await?;
     let text = match (json, replaced) {
         (true, _) => format!("{{\n  \"replaced\": {replaced}\n}}\n"),

@@ -20,7 +20,8 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hapax_operators::{Decider, Operators, PeerAddr, answer, error};
+use hapax_core::StoreError;
+use hapax_operators::{Decider, OperatorError, Operators, PeerAddr, StoreDecision, answer, error};
 use hapax_proxy::{Shutdown, ShutdownPhase};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -174,8 +175,10 @@ async fn confirm(
     let audit = operators.keys().audit();
     let decider = Decider::by_api(who, peer);
     let opened = admin.opened.clone();
-    let confirm = async move { opened.confirm().await };
-    let confirmed = audit.confirm_store(&reason, decider, confirm).await;
+    let confirm = async move {
+        opened.confirm().await.map_err(|error| OperatorError::Store(StoreError::unavailable(error)))
+    };
+    let confirmed = audit.decide(StoreDecision::Confirmed, &reason, decider, confirm).await;
     answer(confirmed.map(|()| json!({ "replaced": replaced })))
 }
 
@@ -192,6 +195,11 @@ async fn ready(State((admin, operators)): Shared) -> Response {
     } else if admin.opened.is_replaced() {
         // Another gateway would reject the same keys, and requests without keys are still served.
         "ready, but the store was emptied or replaced: see `hapax store confirm`\n".into_response()
+    } else if let Some(until) = admin.engine.quarantines().active().iter().map(|it| it.until).max()
+    {
+        // Another gateway would reject the same keys, and requests without keys are still served.
+        format!("ready, but keys without a record are in quarantine until {until}: see `hapax store quarantine list`\n")
+            .into_response()
     } else if !admin.metrics.calls.are_written() {
         // Another gateway could not write either, and requests without keys are still served.
         "ready, but the store did not take what was last written\n".into_response()
@@ -210,6 +218,7 @@ async fn metrics(State((admin, operators)): Shared) -> Response {
         requests: admin.shutdown.active_requests(),
         store_up: operators.keys().store_answers().await,
         undecided: operators.census().undecided(),
+        quarantines: admin.engine.quarantines().active(),
     };
     admin.store_up.store(gauges.store_up, Ordering::Relaxed);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

@@ -64,8 +64,9 @@ pub struct RunningGateway {
     listener: Task,
     admin: Option<Task>,
     housekeeping: Task,
-    /// The entry in the register of a store that processes share.
-    user: Option<(RegisteredUser, Task)>,
+    /// The entry in the register of the store, and the task that keeps it.
+    user: RegisteredUser,
+    registered: Task,
 }
 
 /// Requests and outcomes that a drain could not finish.
@@ -248,8 +249,7 @@ impl RunningGateway {
     /// [`ReloadError`] if the configuration is invalid or needs a restart. The previous one stays
     /// in force.
     pub fn reload(&self, config: Config) -> Result<(), ReloadError> {
-        let user = self.user.as_ref().map(|(user, _)| user);
-        self.reloading.reload(config, &self.resources, &self.current, user)
+        self.reloading.reload(config, &self.resources, &self.current, &self.user)
     }
 
     /// Drains the gateway and shuts it down.
@@ -304,12 +304,10 @@ impl RunningGateway {
             admin.join(CLOSE).await;
         }
         self.housekeeping.0.abort();
-        if let Some((user, mut keeping)) = self.user.take() {
-            // Its last write must not follow the removal.
-            keeping.0.abort();
-            keeping.join(CLOSE).await;
-            user.remove().await;
-        }
+        // Its last write must not follow the removal.
+        self.registered.0.abort();
+        self.registered.join(CLOSE).await;
+        self.user.remove().await;
         self.opened.close().await;
         tracing::info!(cut_off = ended.cut_off, not_recorded = ended.not_recorded, "ended");
         ended
@@ -450,6 +448,7 @@ async fn run(
         store_up: AtomicBool::new(true),
     });
     warn(config, &opened);
+    let registered = user.clone();
     let serving = probed.zip(token).and_then(|(probed, token)| {
         let (snapshot, stats) = (Arc::clone(&current), Arc::clone(&admin));
         let operators = Operators::builder(engine.clone(), Arc::clone(&opened.store))
@@ -457,6 +456,7 @@ async fn run(
             .scope_headers(move || snapshot.load().callers().to_vec())
             .stats(move || stats.stats())
             .census(census)
+            .user(registered)
             .build(token, audit(config, local_addr));
         probed.open(admin, &operators)
     });
@@ -472,10 +472,11 @@ async fn run(
             Arc::clone(&resources.upstreams),
             certificates.clone(),
         ))),
-        user: user.map(|user| {
-            let keeping = user.clone();
-            (user, Task(tokio::spawn(async move { keeping.refresh().await })))
-        }),
+        registered: Task(tokio::spawn({
+            let user = user.clone();
+            async move { user.refresh().await }
+        })),
+        user,
         resources,
         current,
         reloading,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hapax_core::driver::StoreCount;
-use hapax_core::{Clock, SystemClock, Timestamp};
+use hapax_core::{Clock, Quarantine, SystemClock, Timestamp};
 use hapax_operators::Undecided;
 
 use crate::store::{OpenStore, StoreCalls};
@@ -67,6 +67,7 @@ pub(crate) struct Gauges {
     pub(crate) requests: usize,
     pub(crate) store_up: bool,
     pub(crate) undecided: Undecided,
+    pub(crate) quarantines: Vec<Quarantine>,
 }
 
 impl Metrics {
@@ -176,6 +177,17 @@ impl Metrics {
         }
         process::write(out, self.started)?;
         undecided(out, &gauges.undecided)?;
+        let name = "hapax_quarantine_end_seconds";
+        head(
+            out,
+            name,
+            "gauge",
+            "End of a quarantine by the store's clock, in seconds since 1970.",
+        )?;
+        for Quarantine { route, until, .. } in &gauges.quarantines {
+            let route = counts::label(route.as_deref().unwrap_or_default());
+            writeln!(out, "{name}{{{route}}} {}", until.as_micros() / 1_000_000)?;
+        }
         let name = "hapax_auth_seconds";
         head(out, name, "histogram", "How long auth answers take.")?;
         self.auth_took.write(out, name, "", &AUTH_MS, 1000)?;

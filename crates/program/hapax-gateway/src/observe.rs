@@ -341,7 +341,9 @@ impl Observer for ShadowObserver {
             RequestEvent::Rejected(Code::InFlight) if self.waits => ObservedResult::Wait,
             RequestEvent::Rejected(Code::OutcomeUnknown) if self.asks => ObservedResult::Reconcile,
             // The store of the observation is full.
-            RequestEvent::Rejected(Code::StoreUnavailable) => ObservedResult::Unmeasured,
+            RequestEvent::Rejected(Code::StoreUnavailable | Code::Quarantined) => {
+                ObservedResult::Unmeasured
+            }
             // Its execution was already counted.
             RequestEvent::Rejected(Code::Superseded | Code::UpstreamBroken) => return,
             RequestEvent::Rejected(code) => return self.counts.would_reject(code),

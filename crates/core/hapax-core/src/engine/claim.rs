@@ -10,9 +10,11 @@ use super::backlog::{ActiveExchange, DeferredOutcome};
 use super::execution::catch;
 use super::idempotency::{EngineState, Idempotency, deadline_after};
 use super::lease::Lease;
+use super::quarantine::{self, AppliedQuarantine};
 use super::request::{KeyedRequest, OperationRequest};
 use super::retry::{self, ExchangeError};
 use super::waiters::{Waiter, is_live};
+use crate::clock::Timestamp;
 use crate::codec;
 use crate::entropy::EntropyError;
 use crate::exchange::{self, ClaimExchange, ClaimResult, Next, Replay};
@@ -71,6 +73,15 @@ pub enum ClaimError {
     /// The record's fingerprint has a scheme that is not supported here: a newer version wrote it.
     #[error("the record's fingerprint has an unsupported scheme: run the version that wrote it")]
     UnknownScheme,
+    /// The store may have lost the record of the key, and its [quarantine](super::Quarantine) lasts. Or it is not
+    /// known whether there is one, since the process has not read the register of the store in time.
+    #[error(
+        "the store may have lost the record of this key, which is in quarantine: nothing was executed; retry in {retry_in:?}"
+    )]
+    Quarantined {
+        /// Time after which a retry may succeed, at most a minute.
+        retry_in: Duration,
+    },
     /// There is no record to adopt: it expired, was released, or never existed.
     #[error("there is no record to continue: it has expired or was released")]
     NotFound,
@@ -110,16 +121,28 @@ impl Idempotency {
         request: &dyn OperationRequest,
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
-        self.claim_id(self.operation_id(scope, key), request, policy).await
+        let made_at = key.made_at();
+        self.claim_made_at(self.operation_id(scope, key), made_at, request, policy).await
     }
 
-    /// Claims the operation `key` for `request`, as [`claim`](Self::claim) does.
+    /// Claims the operation `key` for `request`, as [`claim`](Self::claim) does. In a quarantine it does not
+    /// matter when the key was made.
     ///
     /// # Errors
     /// [`ClaimError`]; nothing was executed.
     pub async fn claim_id(
         &self,
         key: OperationId,
+        request: &dyn OperationRequest,
+        policy: &Policy,
+    ) -> Result<Claim, ClaimError> {
+        self.claim_made_at(key, None, request, policy).await
+    }
+
+    async fn claim_made_at(
+        &self,
+        key: OperationId,
+        made_at: Option<Timestamp>,
         request: &dyn OperationRequest,
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
@@ -146,12 +169,13 @@ impl Idempotency {
             description,
             keep_released,
             adopts: false,
+            quarantine: None,
         };
         let deadline = match policy.in_flight {
             InFlight::Wait(timeout) => Some(deadline_after(timeout)),
             InFlight::Reject => None,
         };
-        let call = ClaimCall { inner: Arc::clone(&self.inner), key, claim, deadline };
+        let call = ClaimCall { inner: Arc::clone(&self.inner), key, made_at, claim, deadline };
         // Most claims are decided by their first exchange. A wait is rare and large.
         match call.once(call.claim.clone(), None, request).await? {
             ClaimProgress::Decided(claim) => Ok(claim),
@@ -201,6 +225,8 @@ fn until(moment: Instant) -> Duration {
 pub(super) struct ClaimCall {
     pub(super) inner: Arc<EngineState>,
     pub(super) key: OperationId,
+    /// Time at which the client made the key, if the key contains it.
+    pub(super) made_at: Option<Timestamp>,
     pub(super) claim: exchange::ClaimRequest,
     pub(super) deadline: Option<Instant>,
 }
@@ -268,29 +294,40 @@ impl ClaimCall {
 
     pub(super) async fn once(
         &self,
-        claim: exchange::ClaimRequest,
+        mut claim: exchange::ClaimRequest,
         seen: Option<Snapshot>,
         request: &dyn OperationRequest,
     ) -> Result<ClaimProgress, ClaimError> {
-        let Self { inner, key, .. } = self;
+        let Self { inner, key, made_at, .. } = self;
         if let Some(found) = inner.backlog.outcome(key) {
             return answered_by(&found, request).map(ClaimProgress::Decided);
         }
         // A first execution in progress in this process counts like a record in the store: nothing
         // may execute beside it without a claim.
         let executes = inner.executions.executes(key);
+        let quarantine = inner.quarantines.of(request.route());
         if inner.overloaded() {
             return Err(match executes {
                 true => ClaimError::Interrupted(StoreError::unavailable(ClaimError::Overloaded)),
                 false => ClaimError::Overloaded,
             });
         }
-        let seen = match seen {
+        let seen = match (seen, quarantine) {
             // A claim that expects no record would take over where the record of the execution
             // in progress has expired and was removed.
-            None if executes => Some(inner.load(key).await.map_err(ClaimError::Interrupted)?),
-            seen => seen,
+            (None, _) if executes => Some(inner.load(key).await.map_err(ClaimError::Interrupted)?),
+            // It depends on the record whether the claim executes.
+            (None, Some(quarantine)) => {
+                Some(inner.load(key).await.map_err(|error| match quarantine {
+                    // The key must not execute without a claim either.
+                    AppliedQuarantine::Active { .. } => quarantine::rejected(inner.store_timeout),
+                    AppliedQuarantine::Unread => ClaimError::Store(error),
+                })?)
+            }
+            (seen, _) => seen,
         };
+        claim.quarantine =
+            quarantine.and_then(|quarantine| Some(quarantine.at(seen.as_ref()?.now, *made_at)));
         let started = match seen {
             Some(seen) => ClaimExchange::start_at(*key, claim, seen, &*inner.entropy),
             None => ClaimExchange::start(*key, claim, &*inner.entropy),
@@ -383,6 +420,9 @@ impl ClaimCall {
                         }
                         _ => Claim::Unknown { reconcile_in },
                     }
+                }
+                ExchangeEnd::Decided(ClaimResult::Quarantined { remaining }) => {
+                    return Err(quarantine::rejected(remaining));
                 }
                 ExchangeEnd::Decided(ClaimResult::NotFound) => return Err(ClaimError::NotFound),
                 ExchangeEnd::Decided(ClaimResult::Contended | ClaimResult::Execute(_)) => {

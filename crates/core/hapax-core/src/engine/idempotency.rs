@@ -12,6 +12,7 @@ use super::backlog::Backlog;
 use super::claim::ClaimError;
 use super::detach::{DetachOnDrop, DetachSwitch};
 use super::lease_clock::LeaseClock;
+use super::quarantine::Quarantines;
 use super::retry::{self, ExchangeError};
 use super::timer::Timer;
 use super::waiters::Waiters;
@@ -94,6 +95,7 @@ pub(super) struct EngineState {
     pub(super) limits: EngineLimits,
     pub(super) waiters: Arc<Waiters>,
     pub(super) executions: Executions,
+    pub(super) quarantines: Quarantines,
     pub(super) backlog: Arc<Backlog>,
     /// Permits of claims with an exchange in progress.
     pub(super) permits: Arc<Semaphore>,
@@ -397,6 +399,7 @@ impl IdempotencyBuilder {
                 limits,
                 waiters: Arc::new(Waiters::new(limits.waiters_per_key, limits.waiters)),
                 executions: Executions::default(),
+                quarantines: Quarantines::default(),
                 backlog: Arc::new(Backlog::new()),
                 permits: Arc::new(Semaphore::new(limits.claims)),
                 in_flight: AtomicUsize::new(0),

@@ -21,6 +21,11 @@ pub trait OperationRequest: Send + Sync {
     fn description(&self) -> Option<Bytes> {
         None
     }
+
+    /// Returns the name of the route of the request in metrics, if it has one.
+    fn route(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// A request whose fingerprints are keyed by the engine's secret, if there is one. A record whose scheme
@@ -43,5 +48,9 @@ impl OperationRequest for KeyedRequest<'_> {
             Some(unkeyed) => Some(self.request.fingerprint(&unkeyed)?.keyed(self.key?)),
             None => self.request.fingerprint(scheme),
         }
+    }
+
+    fn route(&self) -> Option<&str> {
+        self.request.route()
     }
 }

@@ -73,9 +73,10 @@ impl Idempotency {
             description: None,
             keep_released,
             adopts: true,
+            quarantine: None,
         };
         let inner = Arc::clone(&self.inner);
-        let call = ClaimCall { inner, key: id, claim, deadline: None };
+        let call = ClaimCall { inner, key: id, made_at: None, claim, deadline: None };
         Ok(match call.once(call.claim.clone(), Some(seen), &request).await? {
             ClaimProgress::Decided(claim) => claim,
             ClaimProgress::Pending(pending) => pending.into(),

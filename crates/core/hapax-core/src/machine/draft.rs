@@ -31,6 +31,16 @@ pub(super) fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
     }
 }
 
+/// Returns the record of the first execution after a release.
+pub(super) fn again(released: &StoredRecord, event: &ClaimEvent<'_>) -> Draft {
+    let mut draft = first(event, released.record.attempt.saturating_add(1));
+    // It stays in the record, which shows by whose decision the key executes again.
+    draft.record.notes.decision.clone_from(&released.record.notes.decision);
+    draft.record.extensions = released.record.extensions.of_key();
+    draft.record.extensions.set_settle(event.settle);
+    draft
+}
+
 /// Lease id, terms and settle time of a claim.
 pub(super) type Claimer = (LeaseId, Terms, Option<Duration>);
 

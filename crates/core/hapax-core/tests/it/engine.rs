@@ -10,6 +10,7 @@ mod local;
 mod namespaces;
 mod operators;
 mod parked;
+mod quarantine;
 mod transactions;
 mod waiting;
 

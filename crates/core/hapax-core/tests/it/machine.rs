@@ -2,6 +2,7 @@
 
 mod extensions;
 mod operators;
+mod quarantine;
 mod releases;
 mod sagas;
 
@@ -113,6 +114,7 @@ fn word(step: &Step) -> String {
         Step::Recorded => "recorded".into(),
         Step::Lost => "lost".into(),
         Step::Gone => "gone".into(),
+        Step::Quarantined { .. } => "quarantined".into(),
         Step::NotFound => "not-found".into(),
         Step::Rejected => "rejected".into(),
         Step::MayExecute { .. } => "may-execute".into(),
@@ -146,6 +148,7 @@ fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expecte
         hook,
         may_reconcile: true,
         adopts: false,
+        quarantine: None,
         local: &[],
         description: None,
     };
@@ -221,6 +224,7 @@ fn a_claim_with_another_scheme_is_hashed_again() {
         hook: None,
         may_reconcile: true,
         adopts: false,
+        quarantine: None,
         local: &[],
         description: None,
     };
@@ -255,6 +259,7 @@ fn a_claim_that_finds_its_own_earlier_lease_id_owns_the_key() {
         hook: None,
         may_reconcile: true,
         adopts: false,
+        quarantine: None,
         local: &[],
         description: None,
     };
@@ -280,6 +285,7 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
         hook: HOOK,
         may_reconcile: true,
         adopts: false,
+        quarantine: None,
         local,
         description: None,
     };
@@ -318,6 +324,7 @@ fn executes(seen: &Snapshot) -> Draft {
         hook: None,
         may_reconcile: true,
         adopts: false,
+        quarantine: None,
         local: &[],
         description: None,
     };
@@ -474,6 +481,7 @@ fn an_unknown_step_states_when_a_hook_may_be_called() {
             hook,
             may_reconcile,
             adopts: false,
+            quarantine: None,
             description: None,
         };
         let seen = Snapshot { now: at(0), stored: Some(stored) };

@@ -162,10 +162,10 @@ impl World {
                 self.judge(judged);
                 return self.ask(exchange);
             }
-            // No claim of this simulator adopts a record.
-            ClaimResult::NotFound => {
+            // No claim of this simulator adopts a record, or is in quarantine.
+            ClaimResult::NotFound | ClaimResult::Quarantined { .. } => {
                 state.over = true;
-                self.judge(ensure(false, "claim", "a claim that does not adopt found no record"));
+                self.judge(ensure(false, "claim", "a claim ended in a way that it cannot end"));
                 return self.end_operation(worker, true);
             }
             ClaimResult::Contended => {

@@ -77,6 +77,7 @@ impl World {
             description: None,
             keep_released: Duration::ZERO,
             adopts: false,
+            quarantine: None,
         };
         let name = plan::key(key);
         let entropy = &self.ids.0;

@@ -81,6 +81,7 @@ impl World {
             description: None,
             keep_released: Duration::from_micros(self.below(4_000 * MS)),
             adopts: false,
+            quarantine: None,
         };
         let name = plan::key(usize::from(key));
         let Ok((claiming, next)) = ClaimExchange::start_at(name, claim, seen, &self.ids.0) else {

@@ -204,6 +204,7 @@ impl World {
                     description: None,
                     keep_released: Duration::ZERO,
                     adopts: false,
+                    quarantine: None,
                 };
                 let (claiming, next) = ClaimExchange::start(KEY, claim, &self.dice).unwrap();
                 self.claimed(claiming, next)

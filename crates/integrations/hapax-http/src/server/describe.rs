@@ -108,6 +108,10 @@ pub(super) struct DescribedHttpRequest<'a> {
 }
 
 impl OperationRequest for DescribedHttpRequest<'_> {
+    fn route(&self) -> Option<&str> {
+        Some(self.route)
+    }
+
     /// Within a router it is never `http/1`, also where no router has changed the target: a nested request finds
     /// a record of that scheme by its stripped path, and it must not be that of another route of this build.
     fn scheme(&self) -> FingerprintScheme {

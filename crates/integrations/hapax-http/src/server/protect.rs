@@ -348,6 +348,12 @@ fn settle(
             }
         }
         Ok(Claim::Reconcile(_)) => unknown(),
+        Err(ClaimError::Quarantined { retry_in }) => {
+            let detail = format!(
+                "The store may have lost the record of an earlier request with this key. {NOTHING}"
+            );
+            Problem::new(Code::Quarantined, detail).retry_after(retry_in)
+        }
         Err(error) => match outage(layer, policy, &error) {
             Some(problem) => problem,
             None => return ClaimDecision::Unprotected,

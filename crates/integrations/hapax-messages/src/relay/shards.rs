@@ -53,8 +53,11 @@ impl Shards {
         }
     }
 
-    /// Returns the shards that this relay has.
+    /// Returns the shards that this relay has; none in a quarantine.
     pub(super) fn owned(&self) -> HashSet<u16> {
+        if self.engine.quarantines().pauses() {
+            return HashSet::new();
+        }
         self.lock()
             .iter()
             .filter(|(_, lease)| !lease.remaining().is_zero())
@@ -62,9 +65,10 @@ impl Shards {
             .collect()
     }
 
-    /// Returns whether this relay still has the lease of `shard`, by its own clock.
+    /// Returns whether this relay still has the lease of `shard`, by its own clock, and no quarantine has begun.
     pub(super) fn is_held(&self, shard: u16) -> bool {
-        self.lock().get(&shard).is_some_and(|lease| !lease.remaining().is_zero())
+        let is_held = self.lock().get(&shard).is_some_and(|lease| !lease.remaining().is_zero());
+        is_held && !self.engine.quarantines().pauses()
     }
 
     /// Claims a shard until `stop`, again after it was lost.

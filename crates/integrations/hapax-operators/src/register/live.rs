@@ -1,4 +1,7 @@
 //! Reads and writes of the register, and the entry of a running process.
+//!
+//! A store that one process opens at a time has a register with quarantines only, which its process reads at start
+//! and after a change.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,11 +9,12 @@ use std::time::Duration;
 
 use hapax_core::store::{Draft, Snapshot, Stamp, Swap, Swapped};
 use hapax_core::{
-    BoxFuture, Entropy, Extensions, Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown,
-    Record, RecordState, Store, StoreError, SystemEntropy, Terms, Timestamp, WriteId,
+    BoxFuture, Entropy, Extensions, Fingerprint, FingerprintScheme, Idempotency, LeaseId, Notes,
+    OnUnknown, Record, RecordState, Store, StoreError, SystemEntropy, Terms, Timestamp, WriteId,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
+use super::quarantine::MAX_CONFIRMED;
 use super::{
     FORMAT, LAPSE, REFRESH, RegisterContent, RouteNaming, StoreUser, UserDifference, WATCH,
     register_id,
@@ -36,7 +40,10 @@ pub struct StoreRegister {
 #[derive(Clone, Debug)]
 pub struct RegisteredUser {
     register: StoreRegister,
+    engine: Idempotency,
     state: Arc<Mutex<UserState>>,
+    /// One application of the quarantines at a time: an older one must not follow a newer one.
+    applying: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
@@ -83,11 +90,21 @@ impl StoreRegister {
     /// Enters a process. If the register has an entry that differs, it waits for at most 15 seconds to see whether
     /// that is written again: its process may have ended, or the store may have been away.
     ///
-    /// If the future is dropped, the entry may stay until it lapses.
+    /// The quarantines of the store apply to `engine` from then on, for as long as [`refresh`](RegisteredUser::refresh)
+    /// runs. If the future is dropped, the entry may stay until it lapses.
     ///
     /// # Errors
     /// [`RegisterError`].
-    pub async fn enter(&self, mut user: StoreUser) -> Result<RegisteredUser, RegisterError> {
+    pub async fn enter(
+        &self,
+        mut user: StoreUser,
+        engine: &Idempotency,
+    ) -> Result<RegisteredUser, RegisterError> {
+        if !self.is_shared() {
+            let entered = self.unchecked(user, engine);
+            entered.read().await?;
+            return Ok(entered);
+        }
         let mut first: Option<(Timestamp, BTreeMap<String, u64>)> = None;
         let mut is_first;
         loop {
@@ -124,7 +141,9 @@ impl StoreRegister {
         let ended = first.map(|(_, entries)| entries).unwrap_or_default();
         let entered = RegisteredUser {
             register: self.clone(),
+            engine: engine.clone(),
             state: Arc::new(Mutex::new(UserState { user, others: Vec::new(), is_first })),
+            applying: Arc::default(),
         };
         entered.write_without(&ended).await?;
         // Two processes may enter at the same time: the one that finds both entries removes its own.
@@ -135,12 +154,42 @@ impl StoreRegister {
         Ok(entered)
     }
 
+    /// Enters a process as [`enter`](Self::enter) does, later if the store is not available.
+    ///
+    /// # Errors
+    /// [`UserDifference`]: a process that runs cannot share the namespace.
+    pub async fn join(
+        &self,
+        user: StoreUser,
+        engine: &Idempotency,
+    ) -> Result<RegisteredUser, Box<UserDifference>> {
+        match self.enter(user.clone(), engine).await {
+            Ok(entered) => Ok(entered),
+            Err(RegisterError::Difference(difference)) => Err(difference),
+            Err(RegisterError::Store(error)) => {
+                tracing::warn!(%error, "this process is not in the register of the store yet: keys without a record do not execute");
+                Ok(self.unchecked(user, engine))
+            }
+        }
+    }
+
     /// Returns the entry of a process that could not enter, since the store was not written. It is written once the
-    /// store accepts it, and processes that differ are logged then.
+    /// store accepts it, and processes that differ are logged then. Until then `engine` executes no key without a
+    /// record.
     #[must_use]
-    pub fn unchecked(&self, user: StoreUser) -> RegisteredUser {
-        let state = UserState { user, others: Vec::new(), is_first: false };
-        RegisteredUser { register: self.clone(), state: Arc::new(Mutex::new(state)) }
+    pub fn unchecked(&self, user: StoreUser, engine: &Idempotency) -> RegisteredUser {
+        engine.quarantines().expire();
+        let state = Arc::new(Mutex::new(UserState { user, others: Vec::new(), is_first: false }));
+        RegisteredUser {
+            register: self.clone(),
+            engine: engine.clone(),
+            state,
+            applying: Arc::default(),
+        }
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.store.capabilities().shared
     }
 
     async fn within<T>(&self, call: BoxFuture<'_, Result<T, StoreError>>) -> Result<T, StoreError> {
@@ -148,12 +197,12 @@ impl StoreRegister {
         called.unwrap_or_else(|_| Err(StoreError::ambiguous("no answer within the timeout")))
     }
 
-    async fn load(&self) -> Result<Snapshot, StoreError> {
+    pub(super) async fn load(&self) -> Result<Snapshot, StoreError> {
         self.within(self.store.load(&register_id())).await
     }
 
     /// Applies a change, and returns what was written with the time of the write.
-    async fn change(
+    pub(super) async fn change(
         &self,
         change: impl Fn(&mut RegisterContent, Timestamp),
     ) -> Result<(RegisterContent, Timestamp), StoreError> {
@@ -186,23 +235,72 @@ impl StoreRegister {
 }
 
 impl RegisteredUser {
-    /// Writes the entry until the future is dropped, and logs processes that this one should not share a
-    /// namespace with.
+    /// Writes the entry and applies the quarantines of the store until the future is dropped, and logs processes that
+    /// this one should not share a namespace with.
     pub async fn refresh(&self) {
         let mut logged = Vec::new();
         let mut is_unwritten = false;
         loop {
-            match self.write().await {
-                Ok(()) => is_unwritten = false,
-                Err(error) if !is_unwritten => {
-                    is_unwritten = true;
-                    tracing::warn!(%error, "the register of the store was not written");
+            let pause = match self.apply().await {
+                Ok(()) => {
+                    is_unwritten = false;
+                    REFRESH
                 }
-                Err(_) => {}
-            }
+                Err(error) => {
+                    if !is_unwritten {
+                        tracing::warn!(%error, "the register of the store was not read and written: keys without a record do not execute after 10 seconds");
+                    }
+                    is_unwritten = true;
+                    REFRESH / 6
+                }
+            };
             self.log(&mut logged);
-            sleep(REFRESH).await;
+            // Of such a store only this process changes the register, and applies it then.
+            if !is_unwritten && !self.register.is_shared() {
+                return std::future::pending().await;
+            }
+            sleep(pause).await;
         }
+    }
+
+    /// Applies the quarantines of the store to the engine now.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn apply(&self) -> Result<(), StoreError> {
+        let _turn = self.applying.lock().await;
+        match self.register.is_shared() {
+            true => self.write().await,
+            false => self.read().await,
+        }
+    }
+
+    /// Returns the register.
+    #[must_use]
+    pub const fn register(&self) -> &StoreRegister {
+        &self.register
+    }
+
+    pub(super) const fn engine(&self) -> &Idempotency {
+        &self.engine
+    }
+
+    async fn read(&self) -> Result<(), StoreError> {
+        let at = Instant::now();
+        let seen = self.register.load().await?;
+        self.confirm(&content(&seen)?, seen.now, at);
+        self.engine.quarantines().keep(None);
+        Ok(())
+    }
+
+    /// Applies the quarantines in `content`, which was loaded after `at`. Returns their ids.
+    fn confirm(&self, content: &RegisterContent, now: Timestamp, at: Instant) -> Vec<String> {
+        let user = self.state().user.clone();
+        let of_this =
+            content.quarantines.iter().filter(|it| user.follows(&it.namespace) && it.lasts(now));
+        let (ids, quarantines) = of_this.map(|it| (it.id.clone(), it.of_engine())).unzip();
+        self.engine.quarantines().replace(quarantines, now, at);
+        ids
     }
 
     /// Logs each process once, for as long as it runs.
@@ -266,6 +364,9 @@ impl RegisteredUser {
 
     /// Removes the entry. Without success it lapses.
     pub async fn remove(&self) {
+        if !self.register.is_shared() {
+            return;
+        }
         let id = self.state().user.id.clone();
         if let Err(error) = self.register.change(|content, _| content.remove(&id)).await {
             tracing::debug!(%error, "the entry in the register of the store lapses");
@@ -279,9 +380,13 @@ impl RegisteredUser {
     /// Writes the entry, and removes those that have not been written since they were seen as these: by id and time.
     async fn write_without(&self, ended: &BTreeMap<String, u64>) -> Result<(), StoreError> {
         let user = self.state().user.clone();
+        let at = Instant::now();
         let change = |content: &mut RegisterContent, now| {
             content.users.retain(|it| ended.get(&it.id) != Some(&it.seen));
-            content.enter(&user, now);
+            // Applied before the write that confirms them.
+            let mut confirmed = self.confirm(content, now, at);
+            confirmed.truncate(MAX_CONFIRMED);
+            content.enter(&StoreUser { confirmed, ..user.clone() }, now);
         };
         let (content, now) = self.register.change(change).await?;
         if !content.users.iter().any(|it| it.id == user.id) {
@@ -289,6 +394,8 @@ impl RegisteredUser {
                 "expected a place in the register, found the largest number of processes: end some",
             ));
         }
+        // The entry counts as written from a later time on: others take this process for a live one for longer.
+        self.engine.quarantines().keep(Some(at + LAPSE));
         // An entry that differs counts for longer than it is live: see `enter`.
         let others = content.users.into_iter().filter(|it| it.id != user.id && it.is_live(now));
         self.state().others = others.collect();
@@ -302,7 +409,7 @@ impl RegisteredUser {
 
 /// Returns the content of a register that was loaded; an absent one is empty. One that cannot be read is not replaced: a
 /// later version may have written it.
-fn content(seen: &Snapshot) -> Result<RegisterContent, StoreError> {
+pub(super) fn content(seen: &Snapshot) -> Result<RegisterContent, StoreError> {
     match seen.stored.as_ref().map(|stored| &stored.record.state) {
         Some(RecordState::Done(outcome)) => {
             RegisterContent::decode(outcome).map_err(StoreError::unavailable)

@@ -12,6 +12,7 @@ use http_body_util::LengthLimitError;
 use serde_json::json;
 
 use crate::{SagaStartError, SignalError};
+use hapax_core::ClaimError;
 
 const SOON: Duration = Duration::from_secs(1);
 
@@ -83,6 +84,11 @@ pub(super) fn of_start(error: &SagaStartError) -> Problem {
         _ => {}
     }
     tracing::warn!(error = error as &dyn std::error::Error, "a saga could not be started");
+    if let SagaStartError::Claim(ClaimError::Quarantined { retry_in }) = error {
+        let detail = "The store may have lost the record of an earlier request with this key. This attempt executed \
+                      nothing: retry with the same key.";
+        return Problem::new(Code::Quarantined, detail).retry_after(*retry_in);
+    }
     if let SagaStartError::Claim(_) = error {
         let detail = "The store did not answer, so it is unknown whether this request was made before. This attempt \
                       executed nothing: retry with the same key.";

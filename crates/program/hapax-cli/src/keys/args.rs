@@ -147,6 +147,8 @@ pub(crate) struct StoreSelector {
 pub(crate) struct StoreLocation {
     pub(super) store: StoreUrl,
     pub(crate) namespace: Namespace,
+    /// Whether an option or a file names the namespace.
+    pub(crate) is_namespace_named: bool,
     pub(super) secret_file: Option<PathBuf>,
     /// The gateway that answers instead.
     pub(super) admin: Option<SocketAddr>,
@@ -191,10 +193,12 @@ impl StoreSelector {
         // A store in memory can be reached only through its gateway.
         let admin = file.admin.filter(|_| store == StoreUrl::Memory);
         let audit_file = self.audit_file.clone().or(file.audit_file);
+        let namespace = self.namespace.clone().or(file.namespace);
         Ok(StoreLocation {
             audit_file: audit_file.unwrap_or_else(|| store.audit_file()),
             store,
-            namespace: self.namespace.clone().or(file.namespace).unwrap_or_default(),
+            is_namespace_named: namespace.is_some(),
+            namespace: namespace.unwrap_or_default(),
             secret_file: self.secret_file.clone().or(file.secret_file),
             admin: self.admin.or(admin),
             admin_token_file: self.admin_token_file.clone().or(file.admin_token_file),

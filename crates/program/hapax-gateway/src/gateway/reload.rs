@@ -127,7 +127,7 @@ impl ReloadState {
         config: Config,
         resources: &SharedResources,
         current: &CurrentConfig,
-        user: Option<&RegisteredUser>,
+        user: &RegisteredUser,
     ) -> Result<(), ReloadError> {
         let resolved = config.resolve()?;
         // Locked until the end, so that reloads are applied one after the other.
@@ -149,9 +149,7 @@ impl ReloadState {
         let routes = super::user::routes(&config, &resolved);
         let snapshot = resources.snapshot(&config, resolved, Some(&current.load()))?;
         // The last check: it changes the entry.
-        if let Some(user) = user {
-            user.replace(config.upstream.to_string(), routes).map_err(ReloadError::Shared)?;
-        }
+        user.replace(config.upstream.to_string(), routes).map_err(ReloadError::Shared)?;
         current.store(Arc::new(snapshot));
         self.probe(current);
         compare(&in_force, &config);

@@ -10,16 +10,13 @@ use http::HeaderName;
 
 use crate::config::{Config, PolicyConfig, ResolvedConfig, ResolvedPolicy, RouteMode, ScopeConfig};
 
-/// Enters a gateway; `None` if only one process can open the store.
+/// Enters a gateway.
 pub(super) async fn enter(
     config: &Config,
     resolved: &ResolvedConfig,
     engine: &Idempotency,
     listen: SocketAddr,
-) -> Result<Option<RegisteredUser>, RegisterError> {
-    if !engine.store().capabilities().shared {
-        return Ok(None);
-    }
+) -> Result<RegisteredUser, RegisterError> {
     // In containers address and process are often the same.
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let place = [host.trim(), &listen.to_string()].join(" ");
@@ -28,14 +25,8 @@ pub(super) async fn enter(
     user.upstream = Some(config.upstream.to_string());
     user.routes = routes(config, resolved);
     let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
-    let entered = match register.enter(user.clone()).await {
-        // No claim succeeds either. Replays do, and requests without a key.
-        Err(RegisterError::Store(error)) => {
-            tracing::warn!(%error, "this process is not in the register of the store yet");
-            register.unchecked(user)
-        }
-        entered => entered?,
-    };
+    // Without the store no claim succeeds either. Replays do, and requests without a key.
+    let entered = register.join(user, engine).await?;
     if entered.is_first() && !engine.namespace().is_default() {
         tracing::warn!(
             namespace = engine.namespace().as_str(),
@@ -43,19 +34,20 @@ pub(super) async fn enter(
              written without a namespace, stop this process and set an empty name instead, or their retries execute again"
         );
     }
-    Ok(Some(entered))
+    Ok(entered)
 }
 
 /// Returns how a gateway with this configuration names and compares the operations of each route.
 pub(super) fn routes(config: &Config, resolved: &ResolvedConfig) -> BTreeMap<String, RouteNaming> {
     let protected = config.routes.iter().zip(&resolved.routes);
     let protected = protected.filter(|(route, _)| route.handling == RouteMode::Protect);
-    let routes =
-        protected.map(|(route, resolved)| (route.path.clone(), names(&route.policy, resolved)));
-    routes.chain([("*".to_owned(), names(&config.policy, &resolved.policy))]).collect()
+    let routes = protected.map(|(route, resolved)| {
+        (route.path.clone(), names(route.name(), &route.policy, resolved))
+    });
+    routes.chain([("*".to_owned(), names("", &config.policy, &resolved.policy))]).collect()
 }
 
-fn names(policy: &PolicyConfig, resolved: &ResolvedPolicy) -> RouteNaming {
+fn names(route: &str, policy: &PolicyConfig, resolved: &ResolvedPolicy) -> RouteNaming {
     let scope = match &resolved.callers {
         ScopeConfig::Everyone => "none".to_owned(),
         ScopeConfig::Headers(names) => {
@@ -63,6 +55,7 @@ fn names(policy: &PolicyConfig, resolved: &ResolvedPolicy) -> RouteNaming {
         }
     };
     RouteNaming {
+        name: route.to_owned(),
         scope,
         key_header: policy.key_header.to_string(),
         fingerprint: policy.fingerprint.name().as_str().to_owned(),

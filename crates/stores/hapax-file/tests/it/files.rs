@@ -296,6 +296,7 @@ async fn takes_over(
         hook: None,
         may_reconcile: true,
         adopts: false,
+        quarantine: None,
         local: &[],
         description: None,
     };

@@ -116,6 +116,7 @@ fn a_call_of_a_hook_does_not_change_until_when_a_request_may_still_execute() {
             hook: HOOK,
             may_reconcile: true,
             adopts: false,
+            quarantine: None,
             local: &[],
             description: None,
         };
@@ -176,6 +177,7 @@ fn a_claim_stores_its_settle_time_and_a_takeover_keeps_the_longer_one() {
             hook: None,
             may_reconcile: true,
             adopts: false,
+            quarantine: None,
             local: &[],
             description: None,
         };
@@ -226,6 +228,7 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
         hook: None,
         may_reconcile: true,
         adopts: false,
+        quarantine: None,
         local: &[],
         description: Some(&described),
     };

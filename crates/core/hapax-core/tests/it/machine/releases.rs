@@ -29,6 +29,7 @@ fn claims(
         hook: None,
         may_reconcile: true,
         adopts: false,
+        quarantine: None,
         local: &[],
         description: None,
     };

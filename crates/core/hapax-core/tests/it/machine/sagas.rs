@@ -74,6 +74,7 @@ fn a_claim_that_adopts_creates_no_record() {
         may_reconcile: false,
         local: &[],
         adopts: true,
+        quarantine: None,
     };
     let expected = "absent:not-found expired:not-found released:not-found live:busy \
                     lapsed:execute#4 lapsed-block:blocked lapsed-reconcile:blocked \

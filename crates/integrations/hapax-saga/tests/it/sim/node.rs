@@ -126,6 +126,7 @@ impl Node {
             // A copy of a withdrawn claim may arrive late, and must find its record.
             keep_released: duration(DAY),
             adopts: adopts.is_some() && !self.w.has(Bug::AdoptsNothing),
+            quarantine: None,
         };
         let begun = match adopts {
             Some(seen) => ClaimExchange::start_at(id, request, seen, &self.w.ids),

@@ -1,0 +1,145 @@
+//! The quarantines of an engine, as a process read them from the store.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::claim::ClaimError;
+use super::idempotency::Idempotency;
+use crate::clock::Timestamp;
+use crate::machine::ClaimQuarantine;
+
+/// Longest time that a rejected claim is told to wait: an operator may end a quarantine earlier.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// A time in which the store may have lost records, as after the restore of an old backup: keys without a record do
+/// not execute.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Quarantine {
+    /// The route whose operations it is limited to, by its name in metrics; `None` for all operations.
+    pub route: Option<String>,
+    /// The start, by the store's clock.
+    pub since: Timestamp,
+    /// The end.
+    pub until: Timestamp,
+}
+
+/// The quarantines of an engine. Clones of the engine share them.
+///
+/// The process reads them from the store and [replaces](Self::replace) them here: `StoreRegister` of `hapax-operators`
+/// does. An engine for which nothing does has none.
+#[derive(Debug, Default)]
+pub struct Quarantines(Mutex<QuarantineState>);
+
+#[derive(Debug, Default)]
+struct QuarantineState {
+    /// Each with its end by the clock of this process.
+    active: Vec<(Quarantine, Instant)>,
+    /// The time until which the quarantines count as read; `None` for ever.
+    read_until: Option<Instant>,
+}
+
+/// The quarantine of a claim, before it is known when its client made the key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AppliedQuarantine {
+    /// It is not known whether there is one.
+    Unread,
+    Active {
+        since: Timestamp,
+        until: Timestamp,
+    },
+}
+
+impl Idempotency {
+    /// Returns the quarantines.
+    #[must_use]
+    pub fn quarantines(&self) -> &Quarantines {
+        &self.inner.quarantines
+    }
+}
+
+impl Quarantines {
+    /// Replaces the quarantines by those of the store. `now` is the time of the store's clock when they were read,
+    /// `read_at` a time before that by the clock of this process.
+    pub fn replace(&self, quarantines: Vec<Quarantine>, now: Timestamp, read_at: Instant) {
+        let active = quarantines.into_iter().filter(|it| now < it.until);
+        let with_end = |it: Quarantine| {
+            let end = read_at + it.until.since(now);
+            (it, end)
+        };
+        let active = active.map(with_end).collect();
+        self.state().active = active;
+    }
+
+    /// Sets the time until which the quarantines count as those of the store; `None` for ever, which is the default.
+    /// From then on no key without a record executes, since a quarantine may have begun.
+    pub fn keep(&self, until: Option<Instant>) {
+        self.state().read_until = until;
+    }
+
+    /// Ends the time until which the quarantines count as those of the store.
+    pub fn expire(&self) {
+        self.keep(Some(Instant::now()));
+    }
+
+    /// Returns those that have not ended.
+    #[must_use]
+    pub fn active(&self) -> Vec<Quarantine> {
+        let now = Instant::now();
+        let state = self.state();
+        state.active.iter().filter(|(_, end)| now < *end).map(|(it, _)| it.clone()).collect()
+    }
+
+    /// Returns whether consumers, sagas and relays pause: during a quarantine of all operations, and while it is not
+    /// known whether there is one.
+    #[must_use]
+    pub fn pauses(&self) -> bool {
+        let (now, state) = (Instant::now(), self.state());
+        state.read_until.is_some_and(|until| until <= now)
+            || state.active.iter().any(|(it, end)| it.route.is_none() && now < *end)
+    }
+
+    pub(super) fn of(&self, route: Option<&str>) -> Option<AppliedQuarantine> {
+        let state = self.state();
+        if state.active.is_empty() && state.read_until.is_none() {
+            return None;
+        }
+        let now = Instant::now();
+        if state.read_until.is_some_and(|until| until <= now) {
+            return Some(AppliedQuarantine::Unread);
+        }
+        let applies = |it: &Quarantine| it.route.is_none() || it.route.as_deref() == route;
+        // The end by the store's clock decides, at the claim.
+        let mut applied = state.active.iter().map(|(it, _)| it).filter(|it| applies(it));
+        let first = applied.next()?;
+        let (since, until) = applied.fold((first.since, first.until), |(since, until), it| {
+            (since.max(it.since), until.max(it.until))
+        });
+        Some(AppliedQuarantine::Active { since, until })
+    }
+
+    fn state(&self) -> MutexGuard<'_, QuarantineState> {
+        // Each change is one assignment.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AppliedQuarantine {
+    /// Returns the quarantine of a claim at `now` by the store's clock.
+    pub(super) fn at(self, now: Timestamp, made_at: Option<Timestamp>) -> ClaimQuarantine {
+        match self {
+            Self::Active { since, until } => ClaimQuarantine { since, until, made_at },
+            // The next claim may find that there is none.
+            Self::Unread => {
+                let until = now.after(Duration::from_secs(1));
+                ClaimQuarantine { since: Timestamp::MAX, until, made_at: None }
+            }
+        }
+    }
+}
+
+/// Returns the error of a claim that may be repeated after `remaining`.
+pub(super) fn rejected(remaining: Duration) -> ClaimError {
+    ClaimError::Quarantined { retry_in: remaining.min(RETRY) }
+}

@@ -1,0 +1,63 @@
+//! Claims in a quarantine.
+
+use std::time::Duration;
+
+use super::draft::{again, first, keep_unfinished};
+use super::{ClaimEvent, Step};
+use crate::clock::Timestamp;
+use crate::record::{OnUnknown, RecordState};
+use crate::store::StoredRecord;
+
+/// Time by which a key may have been made later than now, since the clocks of clients differ. A later time is none:
+/// the key only looks like one with a time.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(300);
+
+/// The quarantine of a claim: the store may have lost the records of keys that were made before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ClaimQuarantine {
+    /// Its start, by the store's clock. All records that may be lost are older.
+    pub since: Timestamp,
+    /// Its end.
+    pub until: Timestamp,
+    /// The time at which the client made the key, if the key contains it.
+    pub made_at: Option<Timestamp>,
+}
+
+impl ClaimQuarantine {
+    fn holds(&self, now: Timestamp) -> bool {
+        let is_later = |made: Timestamp| self.since < made && made <= now.after(CLOCKS_DIFFER);
+        now < self.until && !self.made_at.is_some_and(is_later)
+    }
+}
+
+/// Returns the step of a claim that finds no record, or a released one, in a quarantine; `None` if it executes.
+///
+/// A record that was released before the start counts as absent: the execution that followed may be lost.
+/// Under `Reconcile` the hook is called once the requests of an execution that began before the quarantine have
+/// ended. The record that announces the call is that of an operation whose outcome is unknown.
+pub(super) fn quarantined(
+    now: Timestamp,
+    released: Option<&StoredRecord>,
+    event: &ClaimEvent<'_>,
+) -> Option<Step> {
+    let quarantine = event.quarantine.filter(|quarantine| quarantine.holds(now))?;
+    if released.is_some_and(|stored| quarantine.since < stored.fence.issued_at()) {
+        return None;
+    }
+    let remaining = quarantine.until.since(now);
+    let hook = event.hook.filter(|_| event.terms.on_unknown == OnUnknown::Reconcile);
+    let Some(hook) = hook else { return Some(Step::Quarantined { remaining }) };
+    let from = quarantine.since.after(event.terms.lease).after(hook.after);
+    if now < from || !event.may_reconcile {
+        let remaining = remaining.min(from.since(now).max(hook.timeout));
+        return Some(Step::Quarantined { remaining });
+    }
+    let mut draft = match released {
+        Some(stored) => again(stored, event),
+        None => first(event, 1),
+    };
+    draft.record.state = RecordState::Unknown { seen: None, reconciling: true };
+    draft.lease = hook.timeout;
+    draft.keep = keep_unfinished(&event.terms).map(|keep| keep.saturating_add(hook.timeout));
+    Some(Step::Reconcile(draft))
+}

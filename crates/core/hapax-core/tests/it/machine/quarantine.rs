@@ -1,0 +1,111 @@
+//! Claims in a quarantine.
+
+use hapax_core::machine::ClaimQuarantine;
+
+use super::*;
+
+fn claim(
+    seen: &Snapshot,
+    quarantine: (Timestamp, Timestamp),
+    made_at: Option<Timestamp>,
+    on_unknown: OnUnknown,
+    may_reconcile: bool,
+) -> Step {
+    let (since, until) = quarantine;
+    let claim = ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids: &[],
+        scheme: &FingerprintScheme::new("test/1").unwrap(),
+        fingerprint: &fingerprint("same"),
+        rehashed: &[],
+        terms: terms(on_unknown),
+        settle: None,
+        hook: HOOK,
+        may_reconcile,
+        adopts: false,
+        quarantine: Some(ClaimQuarantine { since, until, made_at }),
+        local: &[],
+        description: None,
+    };
+    step(seen, &Event::Claim(claim))
+}
+
+fn absent() -> Snapshot {
+    Snapshot { now: at(0), stored: None }
+}
+
+fn rejected(secs: u64) -> Step {
+    Step::Quarantined { remaining: Duration::from_secs(secs) }
+}
+
+#[test]
+fn only_keys_that_may_have_lost_their_record_are_rejected() {
+    for on_unknown in [OnUnknown::Block, OnUnknown::Reexecute] {
+        for (row, stored) in rows() {
+            let seen = Snapshot { now: at(0), stored };
+            let found = claim(&seen, (at(-5), at(60)), None, on_unknown, true);
+            let outside = claim(&seen, (at(-5), at(0)), None, on_unknown, true);
+            match row {
+                // The released record has a fence of ten seconds ago.
+                "absent" | "expired" | "released" => {
+                    assert_eq!(found, rejected(60), "{row}");
+                    assert!(matches!(outside, Step::Execute(_)), "{row}");
+                }
+                _ => assert_eq!(found, outside, "{row}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_record_that_was_released_after_the_start_executes() {
+    let released = stored_record(RecordState::Released, 0, OnUnknown::Block);
+    let seen = Snapshot { now: at(0), stored: Some(released) };
+    let found = claim(&seen, (at(-11), at(60)), None, OnUnknown::Block, true);
+    assert_eq!(word(&found), "execute#4");
+}
+
+#[test]
+fn a_key_that_was_made_after_the_start_executes() {
+    let by = |made: i64| claim(&absent(), (at(-5), at(60)), Some(at(made)), OnUnknown::Block, true);
+    for (made, executes) in [(-6, false), (-5, false), (-4, true), (0, true), (300, true)] {
+        assert_eq!(matches!(by(made), Step::Execute(_)), executes, "{made}");
+    }
+    // The clock of no client is so wrong: the key has no time.
+    assert_eq!(by(301), rejected(60));
+}
+
+#[test]
+fn under_reconcile_the_hook_is_asked_once_earlier_requests_have_ended() {
+    // A lease of 30 s, then 60 s for its requests.
+    let ask = |since: i64, may: bool| {
+        claim(&absent(), (at(since), at(600)), None, OnUnknown::Reconcile, may)
+    };
+    assert_eq!(ask(0, true), rejected(90));
+    assert_eq!(ask(-89, true), rejected(5), "after the time-out of a hook at the earliest");
+    assert_eq!(ask(-90, false), rejected(5), "another claim asks");
+    let Step::Reconcile(announced) = ask(-90, true) else { panic!("expected the hook") };
+    assert_eq!(announced.record.state, RECONCILING);
+    assert_eq!((announced.record.lease_id, announced.lease), (NEW, Duration::from_secs(5)));
+    assert_eq!((announced.stamp, announced.keep), (Stamp::NextFence, None));
+
+    // The verdict is that about any record whose outcome is unknown.
+    let stored = StoredRecord {
+        write_id: WRITE_ID,
+        fence: FencingToken::new(at(0).as_micros()),
+        lease_until: at(5),
+        keep_until: None,
+        record: announced.record,
+    };
+    let seen = Snapshot { now: at(1), stored: Some(stored) };
+    let conclude = |verdict| {
+        let (announced, lease_id, terms) = (WRITE_ID, NEW, terms(OnUnknown::Reconcile));
+        word(&step(&seen, &Event::Reconciled { announced, lease_id, terms, settle: None, verdict }))
+    };
+    assert_eq!(conclude(Verdict::DidNotHappen), "execute#2");
+    assert_eq!(conclude(Verdict::Happened(outcome("paid"))), "done");
+    assert_eq!(conclude(Verdict::CannotSay), "unknown");
+
+    // A policy that does not ask rejects.
+    assert_eq!(claim(&absent(), (at(-90), at(600)), None, OnUnknown::Block, true), rejected(600));
+}

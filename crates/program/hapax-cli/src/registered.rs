@@ -1,0 +1,80 @@
+//! The entry of a command in the register of its store, and the quarantines that apply to it.
+
+use std::sync::Arc;
+
+use hapax_core::Idempotency;
+use hapax_operators::{RegisteredUser, StoreRegister, StoreUser};
+use tokio::task::JoinHandle;
+
+use crate::admin::{Metric, Observed};
+use crate::exit::CliError;
+
+/// The entry of this process, which a task keeps.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    user: RegisteredUser,
+    keeping: JoinHandle<()>,
+}
+
+/// An observed process that pauses in a quarantine.
+#[derive(Clone, Debug)]
+pub(crate) struct Pausing<O> {
+    pub(crate) observed: O,
+    pub(crate) engine: Idempotency,
+}
+
+impl Registered {
+    /// Enters this process as `what`. If `every_namespace`, the quarantines of all namespaces apply to it.
+    pub(crate) async fn enter(
+        engine: &Idempotency,
+        what: &str,
+        every_namespace: bool,
+    ) -> Result<Self, CliError> {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let name = format!("{what} on {host}, process {}", std::process::id());
+        let user = StoreUser::new(engine.namespace(), name).map_err(CliError::unavailable)?;
+        let user = StoreUser { every_namespace, ..user };
+        let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
+        let user = register.join(user, engine).await.map_err(CliError::usage)?;
+        let kept = user.clone();
+        Ok(Self { user, keeping: tokio::spawn(async move { kept.refresh().await }) })
+    }
+
+    /// Removes the entry.
+    pub(crate) async fn leave(mut self) {
+        // Its last write must not follow the removal.
+        self.keeping.abort();
+        let _ = (&mut self.keeping).await;
+        self.user.remove().await;
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.keeping.abort();
+    }
+}
+
+impl<O: Observed> Observed for Pausing<O> {
+    fn metrics(&self) -> Vec<Metric> {
+        let is_paused = f64::from(u8::from(self.engine.quarantines().pauses()));
+        let help = "Whether a quarantine of the store pauses this process.";
+        let mut metrics = self.observed.metrics();
+        metrics.push(Metric::gauge("quarantined", help, is_paused));
+        metrics
+    }
+
+    fn unready(&self) -> Option<String> {
+        let quarantines = self.engine.quarantines();
+        if !quarantines.pauses() {
+            return self.observed.unready();
+        }
+        let until = quarantines.active().iter().map(|it| it.until).max();
+        Some(match until {
+            Some(until) => format!(
+                "paused by a quarantine of the store until {until}: see `hapax store quarantine list`"
+            ),
+            None => "the register of the store was not read for 10 seconds".to_owned(),
+        })
+    }
+}

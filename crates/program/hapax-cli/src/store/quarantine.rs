@@ -1,0 +1,287 @@
+//! `hapax store quarantine`.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use hapax_core::{Namespace, Store};
+use hapax_operators::{
+    Audit, QuarantineRequest, QuarantineStart, QuarantineView, StoreDecision, StoreRegister,
+};
+use http::Method;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::exit::CliError;
+use crate::keys::{
+    OpenedStore, StoreLocation, StoreSelector, TIMEOUT, decider, failure, process, user,
+};
+
+/// Time within which every process that runs confirms a quarantine: three of its writes, or the time after which
+/// its entry has lapsed.
+const CONFIRM: Duration = Duration::from_secs(30);
+
+/// Time between two looks at the confirmations.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// Reject keys that have no record, after the store has lost records, as by the restore of a backup
+///
+/// Keys without a record get 503, on every route or on one, until the quarantine ends. UUIDs of version 7 and ULIDs
+/// that were made after its start execute. Where an unknown outcome is reconciled, the service is asked about the
+/// key instead. Consumers, sagas and relays pause. The command returns when every process that runs applies the
+/// quarantine. Begin it before the service gets requests from the restored store, for longer than clients retry.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(super) struct QuarantineArgs {
+    #[command(subcommand)]
+    command: Option<QuarantineCommand>,
+    #[command(flatten)]
+    about: QuarantineSelector,
+    /// The time after which it ends, at most 24 h; for a quarantine that lasts, its new end
+    #[arg(long = "for", value_name = "DUR", required = true, value_parser = crate::duration)]
+    duration: Option<Duration>,
+    /// The reason, stored in the audit file
+    #[arg(long, value_name = "TEXT", required = true)]
+    reason: Option<String>,
+    /// Print JSON; errors too, on standard error, with a code
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum QuarantineCommand {
+    /// End a quarantine: keys without a record execute within 3 s
+    End {
+        #[command(flatten)]
+        about: QuarantineSelector,
+        /// The reason, stored in the audit file
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+        /// Print JSON; errors too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the quarantines of the store, and the processes that have not confirmed one
+    List {
+        #[command(flatten)]
+        at: StoreSelector,
+        /// Print JSON; errors too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The store, and the operations that a quarantine is limited to.
+#[derive(Debug, Args)]
+struct QuarantineSelector {
+    #[command(flatten)]
+    at: StoreSelector,
+    /// Only requests of this route, by its name in metrics; consumers, sagas and relays do not pause
+    #[arg(long, value_name = "NAME")]
+    route: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    quarantines: Vec<QuarantineView>,
+}
+
+/// Runs `hapax store quarantine`.
+pub(super) async fn run(args: QuarantineArgs) -> Result<ExitCode, CliError> {
+    let (quarantines, json, about) = match args.command {
+        None => {
+            let (Some(duration), Some(reason)) = (args.duration, args.reason) else {
+                return Err(CliError::usage("expected --for and --reason"));
+            };
+            let QuarantineSelector { at, route } = args.about;
+            let location = at.location()?;
+            let namespace = named(&location)?;
+            let start = QuarantineStart { namespace, route, duration, reason, who: user() };
+            let quarantines = begin(location, start.clone()).await?;
+            (quarantines, args.json, Some((start.namespace, start.route)))
+        }
+        Some(QuarantineCommand::End { about: QuarantineSelector { at, route }, reason, json }) => {
+            let location = at.location()?;
+            let namespace = named(&location)?;
+            end(location, &namespace, route, reason).await?;
+            print(&if json { "{}\n".to_owned() } else { "ended\n".to_owned() });
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(QuarantineCommand::List { at, json }) => {
+            let opened = OpenedStore::find(&at.location()?, false).await?;
+            let quarantines = list(&opened).await;
+            close(opened).await;
+            (quarantines?, json, None)
+        }
+    };
+    let shown: Vec<_> = quarantines
+        .into_iter()
+        .filter(|it| {
+            about.as_ref().is_none_or(|(namespace, route)| is_of(it, namespace, route.as_deref()))
+        })
+        .collect();
+    if json {
+        print(&crate::keys::json(&json!({ "quarantines": shown }))?);
+    } else if shown.is_empty() {
+        print("no quarantine\n");
+    } else {
+        shown.iter().for_each(|it| print(&text(it)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the namespace that was named: the default one is not meant by leaving it out.
+fn named(location: &StoreLocation) -> Result<Namespace, CliError> {
+    match location.is_namespace_named {
+        true => Ok(location.namespace.clone()),
+        false => Err(CliError::usage(
+            "expected the namespace of the service, found none: pass --namespace NAME, or --namespace '' for a service \
+             without one",
+        )),
+    }
+}
+
+/// Begins a quarantine, and returns those of the store when every process that runs has confirmed it.
+async fn begin(
+    location: StoreLocation,
+    start: QuarantineStart,
+) -> Result<Vec<QuarantineView>, CliError> {
+    let opened = OpenedStore::find(&location, false).await?;
+    let begun = begin_on(&opened, location, start).await;
+    close(opened).await;
+    begun
+}
+
+async fn begin_on(
+    opened: &OpenedStore,
+    location: StoreLocation,
+    start: QuarantineStart,
+) -> Result<Vec<QuarantineView>, CliError> {
+    let QuarantineStart { namespace, route, .. } = start.clone();
+    match opened {
+        OpenedStore::Remote(remote) => {
+            let request = QuarantineRequest {
+                namespace: namespace.as_str().to_owned(),
+                route: route.clone(),
+                seconds: start.duration.as_secs(),
+                reason: start.reason,
+                who: Some(start.who),
+            };
+            let request = Some(json!(request));
+            let _: Listed = remote.request(Method::POST, "/api/quarantines", request).await?;
+        }
+        OpenedStore::Local(opened) => {
+            let audit = Arc::new(Audit::new(location.audit_file, process()));
+            let register = register(Arc::clone(&opened.store) as Arc<dyn Store>);
+            let (about, reason) = (StoreDecision::begin(&start), start.reason.clone());
+            let begin = async move { Ok(register.begin_quarantine(&start).await?) };
+            let begun = audit.decide(about, &reason, decider(), begin).await;
+            begun.map_err(|error| failure(&error))?;
+        }
+    }
+    let (deadline, mut reported) = (Instant::now() + CONFIRM, Vec::new());
+    loop {
+        let quarantines = list(opened).await?;
+        let this = quarantines.iter().find(|it| is_of(it, &namespace, route.as_deref()));
+        let Some(this) = this else {
+            return Err(CliError::no(
+                "the quarantine was ended before every process had confirmed it",
+            ));
+        };
+        if this.unconfirmed.is_empty() {
+            return Ok(quarantines);
+        }
+        if deadline <= Instant::now() {
+            return Err(CliError::unavailable(format!(
+                "the quarantine has begun; expected every process to confirm it within {CONFIRM:?}, found none from {}: \
+                 stop these, which may be of an earlier version",
+                this.unconfirmed.join("; ")
+            )));
+        }
+        if reported != this.unconfirmed {
+            reported.clone_from(&this.unconfirmed);
+            eprintln!("hapax: waiting for {}", reported.join("; "));
+        }
+        sleep(LOOK).await;
+    }
+}
+
+async fn end(
+    location: StoreLocation,
+    namespace: &Namespace,
+    route: Option<String>,
+    reason: String,
+) -> Result<(), CliError> {
+    let opened = OpenedStore::find(&location, false).await?;
+    let ended = match &opened {
+        OpenedStore::Remote(remote) => {
+            let namespace = namespace.as_str().to_owned();
+            let who = Some(user());
+            let request = QuarantineRequest { namespace, route, seconds: 0, reason, who };
+            let request = Some(json!(request));
+            let ended = remote.request(Method::POST, "/api/quarantines/end", request).await;
+            ended.map(|_: Listed| ()).map_err(CliError::from)
+        }
+        OpenedStore::Local(opened) => {
+            let audit = Arc::new(Audit::new(location.audit_file, process()));
+            let register = register(Arc::clone(&opened.store) as Arc<dyn Store>);
+            let (namespace, about) =
+                (namespace.clone(), StoreDecision::end(namespace, route.as_deref()));
+            let end =
+                async move { Ok(register.end_quarantine(&namespace, route.as_deref()).await?) };
+            let ended = audit.decide(about, &reason, decider(), end).await;
+            ended.map_err(|error| failure(&error))
+        }
+    };
+    close(opened).await;
+    ended
+}
+
+async fn list(opened: &OpenedStore) -> Result<Vec<QuarantineView>, CliError> {
+    match opened {
+        OpenedStore::Remote(remote) => {
+            let listed = remote.request(Method::GET, "/api/quarantines", None).await;
+            let Listed { quarantines } = listed?;
+            Ok(quarantines)
+        }
+        OpenedStore::Local(opened) => {
+            let register = register(Arc::clone(&opened.store) as Arc<dyn Store>);
+            register.quarantines().await.map_err(CliError::unavailable)
+        }
+    }
+}
+
+fn register(store: Arc<dyn Store>) -> StoreRegister {
+    StoreRegister::new(store, TIMEOUT)
+}
+
+async fn close(opened: OpenedStore) {
+    if let OpenedStore::Local(opened) = opened {
+        opened.close().await;
+    }
+}
+
+fn is_of(it: &QuarantineView, namespace: &Namespace, route: Option<&str>) -> bool {
+    it.namespace == namespace.as_str() && it.route.as_deref() == route
+}
+
+fn text(it: &QuarantineView) -> String {
+    let route = it.route.as_ref().map(|route| format!(", route {route:?}")).unwrap_or_default();
+    let confirmed = match (it.confirmed, it.unconfirmed.len()) {
+        (0, 0) => "no process that runs; one that starts applies it".to_owned(),
+        (count, 0) => format!("confirmed by all {count}"),
+        (count, _) => format!("confirmed by {count}; not by {}", it.unconfirmed.join("; ")),
+    };
+    format!(
+        "namespace {:?}{route}: from {} until {}\n  processes: {confirmed}\n  {}: {}\n",
+        it.namespace, it.since, it.until, it.who, it.reason
+    )
+}
+
+fn print(text: &str) {
+    // Standard output may be closed: the exit code reports success as well.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
