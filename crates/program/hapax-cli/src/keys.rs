@@ -19,7 +19,8 @@ use hapax_file::{FileStore, LockOwner, OpenError};
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_operators::{
     Audit, Decider, Decision, DecisionChannel, ListQuery, NO_CALLERS, OperatorError,
-    OperatorRecords, OperatorVerdict, RecordList, RecordView, StateView, StoreDecision,
+    OperatorRecords, OperatorVerdict, QuarantineError, RecordList, RecordView, StateView,
+    StoreDecision,
 };
 use indicatif::ProgressBar;
 
@@ -325,8 +326,8 @@ impl Records {
 /// Returns the error of an operation on records or sagas, with its exit code and its code for programs.
 pub(crate) fn failure(error: &OperatorError) -> CliError {
     let failure = match error {
-        OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => CliError::usage(error),
         OperatorError::NotFound
+        | OperatorError::Quarantine(QuarantineError::NotFound { .. })
         | OperatorError::OtherKind { .. }
         | OperatorError::InFlight
         | OperatorError::MayExecute { .. }
@@ -341,6 +342,9 @@ pub(crate) fn failure(error: &OperatorError) -> CliError {
         | OperatorError::SagaMismatch(_)
         | OperatorError::SagaTooLarge
         | OperatorError::Contended => CliError::no(error),
+        OperatorError::Invalid(_)
+        | OperatorError::NotHttp { .. }
+        | OperatorError::Quarantine(_) => CliError::usage(error),
         _ => CliError::unavailable(error),
     };
     failure.named(error.code())

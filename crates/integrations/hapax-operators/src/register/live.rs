@@ -20,6 +20,9 @@ use super::{
     register_id,
 };
 
+/// Time between two tries while the store is away: until the next success no new key executes.
+const RETRY: Duration = Duration::from_millis(200);
+
 /// The most swaps of one change: each one after a conflict with another process.
 const MAX_CONFLICTS: u32 = 100;
 
@@ -251,7 +254,7 @@ impl RegisteredUser {
                         tracing::warn!(%error, "the register of the store was not read and written: keys without a record do not execute after 10 seconds");
                     }
                     is_unwritten = true;
-                    REFRESH / 6
+                    RETRY
                 }
             };
             self.log(&mut logged);

@@ -122,8 +122,8 @@ pub(crate) struct StoreSelector {
     /// file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
     store: Option<UrlText<StoreUrl>>,
-    /// The namespace of a record that KEY names, if no gateway answers [default: that of --config, else the
-    /// empty one]
+    /// The namespace of the service; for a KEY, a gateway that answers uses its own [default: that of
+    /// --config, else the empty one]
     #[arg(long, env = "HAPAX_NAMESPACE", value_name = "NAME")]
     namespace: Option<Namespace>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]

@@ -28,6 +28,8 @@ fn help_matches_the_golden_file() {
         ("call-forget", &["call", "forget", "--help"]),
         ("doctor", &["doctor", "--help"]),
         ("store-confirm", &["store", "confirm", "--help"]),
+        ("store-quarantine", &["store", "quarantine", "--help"]),
+        ("store-quarantine-end", &["store", "quarantine", "end", "--help"]),
         ("sql", &["sql", "--help"]),
         ("messages", &["messages", "--help"]),
         ("messages-list", &["messages", "list", "--help"]),

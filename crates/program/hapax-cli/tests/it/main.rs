@@ -23,6 +23,7 @@ mod keys;
 mod load;
 mod messages;
 mod missing;
+mod quarantine;
 mod reload;
 mod rotation;
 mod saga;

@@ -252,6 +252,7 @@ async fn wire_16_an_unavailable_store_is_grpc_status_unavailable() {
     assert!(message.starts_with("store-unavailable"), "{message}");
     assert_eq!(server.runs(), 0);
     store.away.store(false, Ordering::SeqCst);
+    crate::world::until("the register is read", || !gateway.engine().quarantines().pauses()).await;
     assert_eq!(client.make(Some("k"), "pay").await.unwrap().get_ref(), "run 1");
 
     // Nobody listens there.

@@ -29,6 +29,7 @@ mod observing;
 mod operators;
 mod proxy;
 mod pypi;
+mod quarantine;
 mod reconcile;
 mod refused;
 mod routes;
