@@ -10,6 +10,7 @@ mod idempotency;
 mod lease;
 mod lease_clock;
 mod quarantine;
+mod reconciliation;
 mod renewal;
 mod request;
 mod resume;
@@ -18,7 +19,7 @@ mod timer;
 mod transact;
 mod waiters;
 
-pub use claim::{Claim, ClaimError, Reconciliation};
+pub use claim::{Claim, ClaimError};
 pub use detach::{DetachOnDrop, DetachSwitch};
 pub use execution::{Execution, ExecutionEnd, ExecutionResult, OperationPanicked};
 #[cfg(feature = "function")]
@@ -28,6 +29,7 @@ pub use function::{
 pub use idempotency::{EngineError, EngineLimits, EngineStats, Idempotency, IdempotencyBuilder};
 pub use lease::{FinishError, Lease, LeaseHandle};
 pub use quarantine::{Quarantine, Quarantines};
+pub use reconciliation::Reconciliation;
 pub use request::OperationRequest;
 pub use transact::{
     CheckpointCommit, TakeTxError, TransactResult, TransactionBackend, Tx, TxHandle, TxOptions,

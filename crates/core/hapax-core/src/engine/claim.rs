@@ -7,10 +7,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::backlog::{ActiveExchange, DeferredOutcome};
-use super::execution::catch;
 use super::idempotency::{EngineState, Idempotency, deadline_after};
 use super::lease::Lease;
 use super::quarantine::{self, AppliedQuarantine};
+use super::reconciliation::Reconciliation;
 use super::request::{KeyedRequest, OperationRequest};
 use super::retry::{self, ExchangeError};
 use super::waiters::{Waiter, is_live};
@@ -20,9 +20,8 @@ use crate::entropy::EntropyError;
 use crate::exchange::{self, ClaimExchange, ClaimResult, Next, Replay};
 
 use crate::key::Key;
-use crate::machine::Verdict;
 use crate::policy::{InFlight, Policy};
-use crate::record::{FencingToken, Redirect, WriteId};
+use crate::record::{Redirect, WriteId};
 use crate::scope::{OperationId, Scope};
 use crate::store::{Snapshot, StoreError};
 
@@ -233,7 +232,7 @@ pub(super) struct ClaimCall {
 
 impl ClaimCall {
     /// Claims again at each notification, until there is a result for the caller or its wait is over.
-    async fn wait(
+    pub(super) async fn wait(
         &self,
         mut progress: ClaimProgress,
         request: &dyn OperationRequest,
@@ -338,7 +337,7 @@ impl ClaimCall {
     }
 
     /// Runs exchanges until there is a result for the caller.
-    async fn run_exchange(
+    pub(super) async fn run_exchange(
         &self,
         mut claiming: Box<ClaimExchange>,
         mut next: Next<ClaimResult>,
@@ -539,90 +538,5 @@ impl Drop for Handover {
         if let Some(lease) = self.0.take() {
             lease.withdraw_undelivered();
         }
-    }
-}
-
-/// A claim that has to be reconciled: whether the execution with this fence happened is unknown.
-///
-/// Dropping it changes nothing: after the hook's timeout the next claim reconciles.
-#[derive(Debug)]
-#[must_use]
-pub struct Reconciliation {
-    call: ClaimCall,
-    claiming: Box<ClaimExchange>,
-    fence: FencingToken,
-}
-
-impl Reconciliation {
-    /// Returns the fence of the execution whose outcome is unknown.
-    #[must_use]
-    pub const fn fence(&self) -> FencingToken {
-        self.fence
-    }
-
-    /// Returns the operation id: the name of scope and key, and of the record in the store.
-    #[must_use]
-    pub const fn id(&self) -> OperationId {
-        self.call.key
-    }
-
-    /// Returns the number of that execution, from 1.
-    #[must_use]
-    pub fn attempt(&self) -> u32 {
-        // A claim that reconciles has read the record.
-        self.claiming.seen().stored.as_ref().map_or(1, |stored| stored.record.attempt)
-    }
-
-    /// Returns the key that this execution had for downstream systems, as
-    /// [`LeaseHandle::downstream`](super::LeaseHandle::downstream) returned it.
-    #[must_use]
-    pub fn downstream(&self) -> Key {
-        self.call.key.downstream()
-    }
-
-    /// Calls the hook and [concludes](Self::conclude) with its verdict. A hook that panics, or takes
-    /// longer than `timeout`, cannot say. Dropping the future drops the hook's; a later claim calls
-    /// it again.
-    ///
-    /// # Errors
-    /// [`ClaimError`]; nothing was executed.
-    pub async fn reconcile(
-        self,
-        hook: impl Future<Output = Verdict>,
-        timeout: Duration,
-        request: &dyn OperationRequest,
-    ) -> Result<Claim, ClaimError> {
-        let verdict = match tokio::time::timeout(timeout, catch(hook)).await {
-            Ok(Ok(verdict)) => verdict,
-            Ok(Err(_)) | Err(_) => {
-                tracing::warn!(fence = %self.fence, "the reconcile hook panicked or timed out: the outcome stays unknown");
-                Verdict::CannotSay
-            }
-        };
-        self.conclude(verdict, request).await
-    }
-
-    /// Concludes with the hook's verdict, which counts only if the record has not changed since the
-    /// hook was called; otherwise the claim follows the present record, and waits if its policy
-    /// allows it and there is time left. As safe to drop as [`Idempotency::claim`].
-    ///
-    /// # Errors
-    /// [`ClaimError`]; nothing was executed.
-    pub async fn conclude(
-        self,
-        verdict: Verdict,
-        request: &dyn OperationRequest,
-    ) -> Result<Claim, ClaimError> {
-        let Self { call, mut claiming, .. } = self;
-        let inner = Arc::clone(&call.inner);
-        let request = &KeyedRequest { request, key: inner.fingerprint_key.as_ref() };
-        let next = claiming.reconciled(verdict, &*call.inner.entropy)?;
-        let progress = call.run_exchange(claiming, next, request).await?;
-        // Waiters for the verdict read the record again.
-        if matches!(progress, ClaimProgress::Decided(Claim::Replay(_) | Claim::Unknown { .. })) {
-            call.inner.waiters.wake(&call.key, None);
-        }
-        // Boxed, since it is rare and large.
-        Box::pin(call.wait(progress, request)).await
     }
 }

@@ -10,7 +10,7 @@ use super::idempotency::Idempotency;
 use crate::clock::Timestamp;
 use crate::machine::ClaimQuarantine;
 
-/// Longest time that a rejected claim is told to wait: an operator may end a quarantine earlier.
+/// Longest time until a rejected claim may be repeated: an operator may end a quarantine earlier.
 const RETRY: Duration = Duration::from_secs(60);
 
 /// A time in which the store may have lost records, as after the restore of an old backup: keys without a record do
@@ -43,7 +43,7 @@ struct QuarantineState {
 /// The quarantine of a claim, before it is known when its client made the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AppliedQuarantine {
-    /// It is not known whether there is one.
+    /// Unknown: the process has not read the register in time.
     Unread,
     Active {
         since: Timestamp,

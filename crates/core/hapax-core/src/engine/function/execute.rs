@@ -11,9 +11,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::super::backlog::ActiveExchange;
-use super::super::claim::{Claim, ClaimError, Reconciliation};
+use super::super::claim::{Claim, ClaimError};
 use super::super::execution::{Execution, ExecutionEnd, ExecutionResult, OperationPanicked};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
+use super::super::reconciliation::Reconciliation;
 use super::super::request::OperationRequest;
 use super::Receipt;
 use super::declared::{Declared, Function, ReconcileCall};
