@@ -2,6 +2,7 @@
 
 mod schedule;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -11,6 +12,9 @@ use crate::schedule::{QueueName, QueueNameError};
 
 /// First character of the queues of a namespace.
 const MARK: char = '@';
+
+/// Beginning of the names of consumers of a namespace.
+const CONSUMER_MARK: &str = "namespace:";
 
 /// The name of a service among those that share a store. It is a part of every operation id and of every queue
 /// of the schedule, so that two namespaces have no record and no saga in common.
@@ -87,6 +91,24 @@ impl Namespace {
             }
         }
     }
+
+    /// Returns the name of a consumer of this namespace as rows of a database have it, beside those of other
+    /// namespaces: `namespace:NAMESPACE/CONSUMER`, or the bare name in the default one.
+    #[must_use]
+    pub fn stored_consumer<'a>(&self, consumer: &'a str) -> Cow<'a, str> {
+        match &self.0 {
+            None => consumer.into(),
+            Some(name) => format!("{CONSUMER_MARK}{name}/{consumer}").into(),
+        }
+    }
+
+    /// Returns the namespace and the name within it of a consumer that rows of a database have.
+    #[must_use]
+    pub fn of_stored_consumer(stored: &str) -> (Self, &str) {
+        let rest = stored.strip_prefix(CONSUMER_MARK).and_then(|rest| rest.split_once('/'));
+        let named = rest.and_then(|(name, consumer)| Some((Self::new(name).ok()?, consumer)));
+        named.filter(|(namespace, _)| !namespace.is_default()).unwrap_or((Self::default(), stored))
+    }
 }
 
 impl FromStr for Namespace {
@@ -130,4 +152,21 @@ pub enum NamespaceError {
         /// The first such character.
         found: char,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stored_consumer_has_its_namespace_and_the_name_within_it() {
+        let invoices = Namespace::new("invoices").unwrap();
+        assert_eq!(invoices.stored_consumer("a/b"), "namespace:invoices/a/b");
+        assert_eq!(Namespace::default().stored_consumer("a/b"), "a/b");
+        let found = Namespace::of_stored_consumer("namespace:invoices/a/b");
+        assert_eq!(found, (invoices, "a/b"));
+        for plain in ["a/b", "@scope/b", "namespace:/b", "namespace:two words/b", "namespace:b"] {
+            assert_eq!(Namespace::of_stored_consumer(plain), (Namespace::default(), plain));
+        }
+    }
 }

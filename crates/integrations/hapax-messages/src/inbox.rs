@@ -14,8 +14,8 @@ use std::time::Duration;
 use hapax_core::store::{BoxFuture, StoredRecord};
 use hapax_core::transaction::TransactionBackend;
 use hapax_core::{
-    Backoff, Clock, Entropy, FencingToken, HookTiming, Idempotency, InFlight, OnUnknown, Outcome,
-    Policy, PolicyError, Scope, SystemClock, SystemEntropy, Terms, Timestamp, Verdict,
+    Backoff, Clock, Entropy, FencingToken, HookTiming, Idempotency, InFlight, Namespace, OnUnknown,
+    Outcome, Policy, PolicyError, Scope, SystemClock, SystemEntropy, Terms, Timestamp, Verdict,
 };
 
 use crate::dead_letter::{CaughtPanics, DeadLetterStore};
@@ -123,14 +123,23 @@ impl fmt::Debug for UnknownRule {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InboxError {
-    /// The name is empty or longer than 255 bytes.
+    /// The name is empty, or longer than 255 bytes with the namespace.
     #[error(
         "expected a consumer name of 1 to 255 bytes, found {length}: choose another one; it is \
          part of the scope of the records"
     )]
     Consumer {
-        /// Length of the name, in bytes.
+        /// Length of the name as [`Namespace::stored_consumer`] returns it, in bytes.
         length: usize,
+    },
+    /// The name is one that a consumer of a namespace has in the dead letters.
+    #[error(
+        "expected a consumer name that does not begin with `namespace:` and the name of a namespace, found \
+         {name}: choose another one, or build the engine with that namespace"
+    )]
+    NamespacedConsumer {
+        /// The name.
+        name: String,
     },
     /// There is no rule for unknown outcomes.
     #[error(
@@ -227,13 +236,14 @@ impl Inbox {
         }
     }
 
-    /// Returns the name of the consumer.
+    /// Returns the name of the consumer, as dead letters have it: within a namespace of the engine that is
+    /// [`Namespace::stored_consumer`].
     #[must_use]
     pub fn consumer(&self) -> &str {
         &self.shared.consumer
     }
 
-    /// Returns the scope of the records of a consumer's messages.
+    /// Returns the scope of the records of a consumer's messages, by its name within the namespace.
     #[must_use]
     pub fn scope(consumer: &str) -> Scope {
         Scope::of([("consumer", consumer)])
@@ -401,9 +411,15 @@ impl InboxBuilder {
     /// # Errors
     /// [`InboxError`] names the setting.
     pub fn build(self) -> Result<Inbox, InboxError> {
-        let length = self.consumer.len();
+        let namespace = self.engine.namespace();
+        let consumer = namespace.stored_consumer(&self.consumer).into_owned();
+        // With the namespace: so long a name fits into the table of dead letters.
+        let length = if self.consumer.is_empty() { 0 } else { consumer.len() };
         if !(1..=255).contains(&length) {
             return Err(InboxError::Consumer { length });
+        }
+        if Namespace::of_stored_consumer(&consumer).0 != *namespace {
+            return Err(InboxError::NamespacedConsumer { name: consumer });
         }
         let rule = self.rule.ok_or(InboxError::NoUnknownRule)?;
         let dead_letters = self.dead_letters.ok_or(InboxError::NoDeadLetters)?;
@@ -438,7 +454,7 @@ impl InboxBuilder {
         policy.check()?;
         let shared = Arc::new(InboxState {
             scope: Inbox::scope(&self.consumer),
-            consumer: self.consumer,
+            consumer,
             engine: self.engine,
             policy,
             rule,

@@ -1,6 +1,8 @@
 //! The batch mode: ids and effects in one transaction.
 
 mod errors;
+mod hashed;
+mod name;
 mod positions;
 
 use std::fmt;
@@ -10,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use hapax_core::Namespace;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
     BatchAttempt, BatchError, BatchInbox, BatchItem, DeadLetter, EntryState, Message,
@@ -19,9 +22,10 @@ use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementErr
 use tokio::time::{Instant, timeout_at};
 
 use self::errors::{failed, handler_error, is_aborted, other_rows, unavailable};
+use self::hashed::HashedIds;
+use self::name::ConsumerName;
 use crate::connections::{Connections, TIMEOUTS, TimedConnection};
 use crate::dead_letters::put;
-use crate::hashes::{IdHasher, payload_digest};
 use crate::schema::check_one_set;
 
 /// Begins with the level for which the functions are written.
@@ -110,36 +114,18 @@ struct InboxSettings {
 }
 
 struct InboxTable<C> {
-    consumer: String,
-    hasher: IdHasher,
+    consumer: ConsumerName,
     connections: Connections<C>,
     retention: Duration,
-    handler: Box<dyn BatchHandler<C>>,
+    handler: Arc<dyn BatchHandler<C>>,
     /// Whether there is one set of tables.
     is_checked: AtomicBool,
 }
 
-/// Hashes of ids, and digests of payloads: parameters of `hapax_inbox_insert`.
-struct HashedIds(Vec<(String, String)>);
-
-impl HashedIds {
-    /// Returns both as parameters.
-    fn columns(&self) -> [Vec<Option<&str>>; 2] {
-        let keys = self.0.iter().map(|(key, _)| Some(key.as_str()));
-        [keys.collect(), self.0.iter().map(|(_, digest)| Some(digest.as_str())).collect()]
-    }
-
-    /// Parses the result of `hapax_inbox_insert`, a state for each id.
-    fn states(&self, codes: Option<SqlValue>) -> Result<Vec<EntryState>, BatchError> {
-        let codes = codes.and_then(SqlValue::text).ok_or_else(other_rows)?;
-        let states: Option<Vec<_>> = codes.chars().map(entry_state).collect();
-        states.filter(|states| states.len() == self.0.len()).ok_or_else(other_rows)
-    }
-}
-
 impl<C> fmt::Debug for PgInbox<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PgInbox").field("consumer", &self.shared.consumer).finish_non_exhaustive()
+        let consumer = self.shared.consumer.stored();
+        f.debug_struct("PgInbox").field("consumer", &consumer).finish_non_exhaustive()
     }
 }
 
@@ -152,10 +138,9 @@ impl<C: Executor + 'static> PgInbox<C> {
         retention: Duration,
         handler: impl BatchHandler<C>,
     ) -> Self {
-        let (consumer, handler) = (consumer.into(), Box::new(handler));
-        let hasher = IdHasher::new(&consumer);
-        let is_checked = AtomicBool::new(false);
-        let shared = InboxTable { consumer, hasher, connections, retention, handler, is_checked };
+        let consumer = ConsumerName::new(&Namespace::default(), consumer.into());
+        let (handler, is_checked) = (Arc::new(handler), AtomicBool::new(false));
+        let shared = InboxTable { consumer, connections, retention, handler, is_checked };
         let settings = InboxSettings {
             has_ids: true,
             has_positions: false,
@@ -163,6 +148,22 @@ impl<C: Executor + 'static> PgInbox<C> {
             transaction: Duration::from_secs(60),
         };
         Self { shared: Arc::new(shared), settings, purges: true }
+    }
+
+    /// Sets the namespace of the consumer: services that share the tables have different ones, so that consumers
+    /// with one name have ids, positions and dead letters of their own. Rows have the name of
+    /// [`Namespace::stored_consumer`], of at most 255 bytes. Default: the empty one.
+    #[must_use]
+    pub fn namespace(mut self, namespace: &Namespace) -> Self {
+        let InboxTable { consumer, connections, retention, handler, .. } = &*self.shared;
+        self.shared = Arc::new(InboxTable {
+            consumer: consumer.within(namespace),
+            connections: connections.clone(),
+            retention: *retention,
+            handler: Arc::clone(handler),
+            is_checked: AtomicBool::new(false),
+        });
+        self
     }
 
     /// Advances the position of a partition in the transaction of each batch, beside the ids. The source
@@ -262,6 +263,7 @@ impl<C: Executor + 'static> InboxTable<C> {
     }
 
     async fn connect(&self, settings: InboxSettings) -> Result<TimedConnection<C>, BatchError> {
+        self.consumer.check().map_err(unavailable)?;
         TimedConnection::connect(&self.connections, settings.statement).await.map_err(unavailable)
     }
 
@@ -328,8 +330,10 @@ impl<C: Executor + 'static> InboxTable<C> {
         connection: &mut TimedConnection<C>,
         id: &MessageId,
     ) -> Result<(), StatementError> {
-        let parameters =
-            [SqlParameter::Text(Some(&self.consumer)), SqlParameter::Text(Some(id.as_str()))];
+        let parameters = [
+            SqlParameter::Text(Some(self.consumer.stored())),
+            SqlParameter::Text(Some(id.as_str())),
+        ];
         connection.run(CLEAR, &parameters).await.map(drop)
     }
 
@@ -372,10 +376,10 @@ impl<C: Executor + 'static> InboxTable<C> {
         messages: impl Iterator<Item = (&MessageId, &Message)>,
         settings: InboxSettings,
     ) -> Result<(Vec<EntryState>, SqlValue), BatchError> {
-        let ids = self.hash_ids(messages);
+        let ids = HashedIds::of(&self.consumer, messages);
         let [keys, digests] = ids.columns();
         let parameters = [
-            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Text(Some(self.consumer.stored())),
             SqlParameter::Texts(&keys),
             SqlParameter::Texts(&digests),
             self.retention_secs(),
@@ -387,14 +391,6 @@ impl<C: Executor + 'static> InboxTable<C> {
         let row = rows.into_iter().next().and_then(|row| <[SqlValue; 4]>::try_from(row).ok());
         let [states, transaction, ..] = row.ok_or_else(other_rows)?;
         Ok((ids.states(Some(states))?, transaction))
-    }
-
-    /// Hashes the ids and payloads of messages.
-    fn hash_ids<'a, 'b>(
-        &self,
-        messages: impl Iterator<Item = (&'a MessageId, &'b Message)>,
-    ) -> HashedIds {
-        HashedIds(messages.map(|(id, it)| (self.hasher.hash(id), payload_digest(it))).collect())
     }
 
     /// Stores a dead letter and, if `inserts_id`, inserts the id of its message as parked, in one
@@ -467,27 +463,19 @@ impl<C: Executor + 'static> InboxTable<C> {
         let (states, _) = self.insert(connection, message, settings).await?;
         let state = states.first().copied().ok_or_else(other_rows)?;
         if state == EntryState::New {
-            let parameters =
-                [SqlParameter::Text(Some(&self.consumer)), SqlParameter::Text(Some(id.as_str()))];
+            let parameters = [
+                SqlParameter::Text(Some(self.consumer.stored())),
+                SqlParameter::Text(Some(id.as_str())),
+            ];
             connection.run(PARK, &parameters).await.map_err(failed)?;
         }
         Ok(state)
     }
 }
 
-/// Returns the state that a code of `hapax_inbox_insert` stands for.
-const fn entry_state(code: char) -> Option<EntryState> {
-    match code {
-        'n' => Some(EntryState::New),
-        'd' => Some(EntryState::Duplicate),
-        'm' => Some(EntryState::Mismatch),
-        _ => None,
-    }
-}
-
 impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
     fn consumer(&self) -> &str {
-        &self.shared.consumer
+        self.shared.consumer.stored()
     }
 
     fn retention(&self) -> Duration {
@@ -524,7 +512,7 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         Box::pin(async move {
             let mut connection = self.shared.connect(self.settings).await?;
             let parameters = [
-                SqlParameter::Text(Some(&self.shared.consumer)),
+                SqlParameter::Text(Some(self.shared.consumer.stored())),
                 SqlParameter::Text(Some(id.as_str())),
                 self.shared.retention_secs(),
             ];
@@ -548,7 +536,7 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         Box::pin(async move {
             let mut connection = self.shared.connect(self.settings).await?;
             let parameters = [
-                SqlParameter::Text(Some(&self.shared.consumer)),
+                SqlParameter::Text(Some(self.shared.consumer.stored())),
                 SqlParameter::Text(Some(id.as_str())),
                 SqlParameter::Text(Some(error)),
                 self.shared.retention_secs(),

@@ -171,7 +171,7 @@ fn inbox(
     }
     inbox.build().map_err(|error| {
         let flag = match &error {
-            InboxError::Consumer { .. } => "--consumer: ",
+            InboxError::Consumer { .. } | InboxError::NamespacedConsumer { .. } => "--consumer: ",
             InboxError::Pauses { .. } => {
                 return CliError::usage(format!(
                     "--longest-pause: expected 1ms to {}d, found another time",

@@ -15,6 +15,7 @@ mod faults;
 mod ids;
 mod lifecycle;
 mod memory;
+mod namespaces;
 mod order;
 mod relay;
 mod world;

@@ -68,7 +68,11 @@ impl World {
     }
 
     pub(super) fn inbox(&self, engine: Idempotency) -> InboxBuilder {
-        Inbox::builder("orders", engine)
+        self.named_inbox("orders", engine)
+    }
+
+    pub(super) fn named_inbox(&self, consumer: &str, engine: Idempotency) -> InboxBuilder {
+        Inbox::builder(consumer, engine)
             .dead_letters(Arc::clone(&self.dead_letters) as Arc<dyn DeadLetterStore>)
             .clock(Arc::clone(&self.clock) as Arc<dyn Clock>)
             .lease(LEASE)

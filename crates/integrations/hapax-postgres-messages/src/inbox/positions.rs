@@ -8,7 +8,8 @@ use hapax_messages::{
 use hapax_postgres_data::{Executor, SqlParameter, SqlValue};
 
 use super::errors::{failed, other_rows};
-use super::{HashedIds, InboxSettings, InboxTable, PgInbox, milliseconds};
+use super::hashed::HashedIds;
+use super::{InboxSettings, InboxTable, PgInbox, milliseconds};
 use crate::connections::{ConnectCause, TimedConnection};
 
 const ACQUIRE: &str = "SELECT a.next_offset, a.handled_millis, a.fence, a.is_new::text
@@ -72,7 +73,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         if !settings.has_positions {
             return self.insert(connection, messages, settings).await;
         }
-        let ids = settings.has_ids.then(|| self.hash_ids(messages));
+        let ids = settings.has_ids.then(|| HashedIds::of(&self.consumer, messages));
         let steps: Option<Vec<_>> = batch.iter().map(BatchItem::step).collect();
         // Steps that do not follow each other cannot begin at the position.
         let step = steps.and_then(|steps| PositionStep::merge(steps.into_iter()));
@@ -109,7 +110,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         settings: InboxSettings,
     ) -> Result<Advanced, BatchError> {
         let mut parameters = vec![
-            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Text(Some(self.consumer.stored())),
             SqlParameter::Text(Some(&step.partition.topic)),
             SqlParameter::Integer(Some(step.partition.number.into())),
             offset(step.fence),
@@ -164,14 +165,15 @@ impl<C: Executor + 'static> InboxTable<C> {
         states: &mut Vec<EntryState>,
     ) -> Result<(), BatchError> {
         let keys: Vec<_> = batch.iter().map(|item| item.message().key.as_deref()).collect();
-        let id_of =
-            |item: &BatchItem| DeadLetter::id_of(&self.consumer, Some(item.id()), item.message());
+        let id_of = |item: &BatchItem| {
+            DeadLetter::id_of(self.consumer.stored(), Some(item.id()), item.message())
+        };
         let letters: Vec<_> = batch.iter().map(id_of).collect();
         let letters: Vec<_> = letters.iter().map(|id| Some(&id[..])).collect();
         let redriven = batch.iter().map(|it| if it.dead_letter().is_some() { 'r' } else { '-' });
         let redriven: String = redriven.collect();
         let parameters = [
-            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Text(Some(self.consumer.stored())),
             SqlParameter::Texts(&keys),
             SqlParameter::ByteStrings(&letters),
             SqlParameter::Text(Some(&redriven)),
@@ -264,10 +266,11 @@ impl<C: Executor + 'static> InboxTable<C> {
         number: u64,
         settings: InboxSettings,
     ) -> Result<Option<[SqlValue; N]>, ConnectCause> {
+        self.consumer.check()?;
         let mut connection =
             TimedConnection::connect(&self.connections, settings.statement).await?;
         let parameters = [
-            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Text(Some(self.consumer.stored())),
             SqlParameter::Text(Some(&partition.topic)),
             SqlParameter::Integer(Some(partition.number.into())),
             offset(number),

@@ -44,8 +44,8 @@ pub(crate) struct ConsumeArgs {
     /// for all processes of the consumer; or file:PATH, for one process
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     pub(super) store: UrlText<StoreUrl>,
-    /// The namespace of the consumer. Services that share a store need different ones, or consumers with
-    /// one name share their records [default: the empty one]
+    /// The namespace of the consumer. Services that share a store or the database of the dead letters need
+    /// different ones, or consumers with one name share their records and dead letters [default: the empty one]
     #[arg(long, value_name = "NAME", env = "HAPAX_NAMESPACE")]
     pub(super) namespace: Option<Namespace>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]

@@ -33,7 +33,8 @@ pub(super) enum MessagesCommand {
     List {
         #[command(flatten)]
         at: DatabaseSelector,
-        /// Only those of this consumer; `hapax-outbox` for those of the outbox
+        /// Only those of this consumer: NAME, or namespace:NAMESPACE/NAME if it has a namespace;
+        /// `hapax-outbox` for those of the outbox
         #[arg(long, value_name = "NAME")]
         consumer: Option<String>,
         /// Only those that were parked for this reason
@@ -113,7 +114,8 @@ pub(super) struct RedriveArgs {
     /// stop the consumer. Omit it for a consumer in batch mode
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     pub(super) store: Option<UrlText<StoreUrl>>,
-    /// The namespace of the consumer, as its process has it [default: the empty one]
+    /// With --consumer: its namespace, as its process has it. A dead letter has the namespace of its consumer
+    /// [default: the empty one]
     #[arg(long, value_name = "NAME", env = "HAPAX_NAMESPACE")]
     pub(super) namespace: Option<Namespace>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{
-    DefiniteVerdict, Idempotency, RecordState, Resolve, Store, Timestamp, WriteResult,
+    DefiniteVerdict, Idempotency, Namespace, RecordState, Resolve, Store, Timestamp, WriteResult,
 };
 use hapax_file::OpenError;
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
@@ -57,7 +57,7 @@ const PASSES: u32 = 100;
 struct Redrive {
     dead_letters: PgDeadLetterStore,
     sink: Option<Arc<dyn MessageSink>>,
-    records: Option<(Idempotency, OpenStore)>,
+    records: Option<OpenStore>,
     /// Whether the store is a file, so that no consumer runs.
     is_file: bool,
     /// Whether a message without an id gets one.
@@ -94,12 +94,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
                     make: false,
                     ..StoreOpener::new(url)
                 };
-                let opened = opener.open().await.map_err(not_opened)?;
-                let store = Arc::clone(&opened.store) as Arc<dyn Store>;
-                let namespace = args.namespace.unwrap_or_default();
-                let engine = Idempotency::builder(store).namespace(namespace.as_str());
-                let engine = engine.store_timeout(TIMEOUT).build();
-                Some((engine.map_err(CliError::unavailable)?, opened))
+                Some(opener.open().await.map_err(not_opened)?)
             }
             None => None,
         },
@@ -115,9 +110,14 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
         start = start.max(dead_letter.position());
         selected.push(dead_letter);
     }
-    if args.consumer.is_some() {
+    if let Some(consumer) = &args.consumer {
         let reason = args.parked_as.map(Into::into);
-        let consumer = args.consumer;
+        // One with its namespace is given as a list shows it.
+        let consumer = match Namespace::of_stored_consumer(consumer).0.is_default() {
+            true => args.namespace.unwrap_or_default().stored_consumer(consumer).into_owned(),
+            false => consumer.clone(),
+        };
+        let consumer = Some(consumer);
         let query = DeadLetterQuery { consumer, reason, after: None, limit: PAGE };
         selected = redrive.list(query).await?;
         selected.retain(|dead_letter| dead_letter.position() <= start);
@@ -128,8 +128,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
     let mut results = Results::default();
     redrive.all(selected, start, &mut results).await?;
     let (has_store, is_file) = (redrive.records.is_some(), redrive.is_file);
-    if let Some((engine, opened)) = redrive.records {
-        engine.drain().await;
+    if let Some(opened) = redrive.records {
         opened.close().await;
     }
     print(&results.summary(has_store));
@@ -378,7 +377,11 @@ impl Redrive {
         id: &MessageId,
         name: &str,
     ) -> Result<Released, CliError> {
-        let Some((engine, opened)) = &self.records else { return Ok(Released::NoStore) };
+        let Some(opened) = &self.records else { return Ok(Released::NoStore) };
+        let (namespace, consumer) = Namespace::of_stored_consumer(consumer);
+        let store = Arc::clone(&opened.store) as Arc<dyn Store>;
+        let engine = Idempotency::builder(store).namespace(namespace.as_str());
+        let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
         let id = engine.operation_id(&Inbox::scope(consumer), &id.to_key());
         let seen = opened.store.load(&id).await.map_err(CliError::unavailable)?;
         let Some(stored) = seen.stored else { return Ok(Released::NoRecord) };
@@ -401,7 +404,9 @@ impl Redrive {
             resolution: DefiniteVerdict::DidNotHappen,
             note: None,
         };
-        let resolved = engine.resolve(id, resolve).await.map_err(CliError::unavailable)?;
+        let resolved = engine.resolve(id, resolve).await;
+        engine.drain().await;
+        let resolved = resolved.map_err(CliError::unavailable)?;
         match resolved.result {
             WriteResult::Recorded(_) | WriteResult::NotFound => Ok(Released::Parked),
             WriteResult::MayExecute { until } => Err(early(name, until, resolved.was.now)),

@@ -4,6 +4,7 @@ mod attempts;
 mod batch;
 mod bounds;
 mod log;
+mod namespaces;
 mod operators;
 mod positions;
 mod redriven;

@@ -35,11 +35,16 @@ impl Running {
 impl Ordered {
     /// Starts a world with dead letters of `a-1` (rejected), `a-2` and `a-3` (blocked).
     async fn start() -> (Self, Running) {
+        Self::start_in("").await
+    }
+
+    /// Starts such a world with a consumer of a namespace.
+    async fn start_in(namespace: &str) -> (Self, Running) {
         let world = World::start().await;
         let url = world.database.url("postgres");
         let options = url.parse::<PostgresOptions>().unwrap();
         let store = Arc::new(PostgresStore::connect(options).await.unwrap());
-        let engine = Idempotency::builder(Arc::clone(&store)).namespace("").build().unwrap();
+        let engine = Idempotency::builder(Arc::clone(&store)).namespace(namespace).build().unwrap();
         let rejects = Arc::new(AtomicBool::new(true));
         let this = Self { world, url, store, engine, rejects, called: Arc::default() };
         let running = this.run().await;
@@ -266,5 +271,31 @@ async fn messages_that_arrive_while_their_key_is_redriven_are_redriven_too() {
     }
     let expected: Vec<_> = (1..25).map(|number| format!("a-{number}")).collect();
     assert_eq!(world.take_called(), expected);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_of_a_consumer_in_a_namespace_are_redriven_in_its_records() {
+    let (world, running) = Ordered::start_in("shop").await;
+    let broker = world.world.broker.url();
+    world.rejects.store(false, Ordering::SeqCst);
+    // The consumer of that name in the default namespace has none.
+    let said = blocking(|| ok(&world.redrive(&["--consumer", "payments"], &broker)));
+    assert_eq!(said, "no dead letters\n");
+    // A dead letter states its namespace.
+    let of = |id: &'static str| world.dead_letter(id);
+    let (first, second, third) = (of("a-1").await, of("a-2").await, of("a-3").await);
+    let said = blocking(|| ok(&world.redrive(&[&first, &second, &third], &broker)));
+    assert!(said.contains("published, records released: 3"), "{said}");
+    assert_eq!(world.take_called(), ["a-1", "a-2", "a-3"]);
+    world.rejects.store(true, Ordering::SeqCst);
+    world.publish("a-5", None).await;
+    world.world.until("SELECT count(*) FROM hapax_dead_letters", "1").await;
+    world.rejects.store(false, Ordering::SeqCst);
+    assert_eq!(world.take_called(), ["a-5"]);
+    let of_shop = ["--consumer", "payments", "--namespace", "shop"];
+    let said = blocking(|| ok(&world.redrive(&of_shop, &broker)));
+    assert!(said.contains("1 published, records released: 1"), "{said}");
+    assert_eq!(world.take_called(), ["a-5"]);
     running.stop().await;
 }
