@@ -158,6 +158,28 @@ pub struct EntryPage {
     pub entries: Vec<(EntryKey, Result<ScheduleEntry, StoreError>)>,
     /// True if there are entries after the last one.
     pub more: bool,
+    /// Entries of other namespaces that the page leaves out: the last one, and their number. `None` of a store.
+    pub others: Option<(EntryKey, u32)>,
+}
+
+impl EntryPage {
+    /// Creates the page of a store.
+    #[must_use]
+    pub const fn new(
+        now: Timestamp,
+        entries: Vec<(EntryKey, Result<ScheduleEntry, StoreError>)>,
+        more: bool,
+    ) -> Self {
+        Self { now, entries, more, others: None }
+    }
+
+    /// Returns the key after which the next page begins; `None` after the last page. A page that leaves out
+    /// entries may have none of its own before that.
+    #[must_use]
+    pub fn next(&self) -> Option<EntryKey> {
+        let last = self.entries.last().map(|(key, _)| *key);
+        last.max(self.others.map(|(key, _)| key)).filter(|_| self.more)
+    }
 }
 
 /// The entries of a queue.

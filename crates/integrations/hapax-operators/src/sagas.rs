@@ -202,7 +202,8 @@ impl OperatorSagas {
                     Err(error) => return Err(error),
                 }
             }
-            if !page.more {
+            after = page.next();
+            if after.is_none() {
                 return Ok(listed);
             }
         }
@@ -252,7 +253,6 @@ impl OperatorSagas {
         loop {
             let page = self.on_schedule(|it| it.entries(Some(after), PAGE)).await?;
             for (key, entry) in &page.entries {
-                after = *key;
                 if !key.operation.to_string().starts_with(&prefix) {
                     return found.ok_or(OperatorError::NoSaga);
                 }
@@ -270,8 +270,13 @@ impl OperatorSagas {
                 found = Some(id);
             }
             pages += 1;
-            if !page.more || pages == MAX_PAGES {
-                return found.ok_or(OperatorError::NoSaga);
+            match page.next() {
+                Some(next)
+                    if pages < MAX_PAGES && next.operation.to_string().starts_with(&prefix) =>
+                {
+                    after = next;
+                }
+                _ => return found.ok_or(OperatorError::NoSaga),
             }
         }
     }

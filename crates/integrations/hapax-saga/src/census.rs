@@ -26,7 +26,7 @@ pub struct SagaCensus {
     pub rejected_starts: u64,
     /// Sagas whose log or record cannot be read.
     pub unreadable: u64,
-    /// False if the walk ended at its limit.
+    /// False if the walk ended at its limit, of sagas or of entries of other namespaces.
     pub is_complete: bool,
 }
 
@@ -53,8 +53,8 @@ pub struct SagaCensusStep {
 }
 
 impl SagaOperator {
-    /// Counts unfinished sagas, at most `limit`. Reads each record, so it is no call for every scrape
-    /// of metrics.
+    /// Counts unfinished sagas, at most `limit`, and passes over at most as many entries of other
+    /// namespaces. Reads each record, so it is no call for every scrape of metrics.
     ///
     /// # Errors
     /// [`SagaOperatorError::Store`].
@@ -65,14 +65,25 @@ impl SagaOperator {
         };
         let rejected = queues.iter().filter(|it| is_rejected(it) == Some(true));
         let rejected_starts = rejected.map(|it| it.entries).sum();
+        let of_sagas = queues.iter().filter(|it| it.queue.as_str().starts_with("saga:"));
+        let total: u64 = of_sagas.map(|it| it.entries).sum();
         queues.retain(|it| is_rejected(it) == Some(false));
         let mut steps = BTreeMap::new();
         let (mut unreadable, mut counted, mut after, mut last) = (0, 0, None, None);
+        let (mut found, mut others) = (0, 0);
         let is_complete = 'walk: loop {
+            // The last one of this namespace may have many of others after it.
+            if found >= total {
+                break true;
+            }
+            if others >= limit {
+                break false;
+            }
             let page = self.entries(after, PAGE).await?;
+            others += page.others.map_or(0, |(_, count)| u64::from(count));
             for (key, entry) in &page.entries {
-                after = Some(*key);
                 let is_saga = entry.as_ref().is_ok_and(|it| it.queue.as_str().starts_with("saga:"));
+                found += u64::from(is_saga);
                 if !is_saga || last == Some(key.operation) {
                     continue;
                 }
@@ -91,7 +102,8 @@ impl SagaOperator {
                     Err(error) => return Err(error),
                 }
             }
-            if !page.more || page.entries.is_empty() {
+            after = page.next();
+            if after.is_none() {
                 break true;
             }
         };

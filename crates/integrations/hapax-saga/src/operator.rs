@@ -345,9 +345,7 @@ impl SagaOperator {
     ) -> Result<(Vec<SagaView>, Option<EntryKey>), SagaOperatorError> {
         let page = self.entries(after, limit).await?;
         let mut sagas: Vec<SagaView> = Vec::new();
-        let mut last = None;
         for (key, entry) in &page.entries {
-            last = Some(*key);
             let is_saga = entry.as_ref().is_ok_and(|it| it.queue.as_str().starts_with("saga:"));
             let is_new = sagas.last().is_none_or(|saga| saga.id != key.operation);
             if !is_saga || !is_new {
@@ -367,7 +365,7 @@ impl SagaOperator {
                 sagas.push(view(key.operation, seen.now, &stored));
             }
         }
-        Ok((sagas, last.filter(|_| page.more)))
+        Ok((sagas, page.next()))
     }
 
     /// Returns the queues of the schedule: one for each definition and version, with the number of its

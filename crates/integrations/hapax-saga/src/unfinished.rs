@@ -77,9 +77,8 @@ impl Sagas {
         let operator = SagaOperator::new(self.node.engine.clone());
         let page = operator.entries(after, limit).await?;
         let (mut sagas, mut unreadable) = (Vec::new(), Vec::new());
-        let (mut last, mut found) = (None, None);
+        let (next, mut found) = (page.next(), None);
         for (key, entry) in page.entries {
-            last = Some(key);
             let is_other = entry.as_ref().is_ok_and(|it| it.queue != saga.definition.queue);
             if is_other || found == Some(key.operation) {
                 continue;
@@ -116,7 +115,7 @@ impl Sagas {
             }
             found = Some(key.operation);
         }
-        Ok(UnfinishedPage { sagas, unreadable, next: last.filter(|_| page.more) })
+        Ok(UnfinishedPage { sagas, unreadable, next })
     }
 }
 

@@ -109,7 +109,7 @@ impl Schedule for FileStore {
             let RawPage { now, found, more } =
                 self.read(|reply| ReadJob::Entries { after, limit, reply }).await?;
             let open = |(key, sealed)| self.open_entry(entry_key(&key), sealed);
-            Ok(EntryPage { now, entries: found.into_iter().map(open).collect(), more })
+            Ok(EntryPage::new(now, found.into_iter().map(open).collect(), more))
         })
     }
 

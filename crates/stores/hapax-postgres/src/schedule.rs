@@ -165,7 +165,7 @@ impl Schedule for PostgresStore {
             let job = Job::Entries { after, limit: i64::from(limit) + 1 };
             let rows = self.read_schedule(job).await?;
             let OpenedRows { now, entries, more, .. } = self.open_rows(&rows, limit)?;
-            Ok(EntryPage { now, entries, more })
+            Ok(EntryPage::new(now, entries, more))
         })
     }
 

@@ -198,8 +198,7 @@ impl RedisStore {
     ) -> Result<EntryPage, StoreError> {
         let _inside = self.limit.enter(0, Admission::Any)?;
         let limit = limit.get().min(MOST) as usize;
-        let mut page =
-            EntryPage { now: Timestamp::from_micros(0), entries: Vec::new(), more: false };
+        let mut page = EntryPage::new(Timestamp::from_micros(0), Vec::new(), false);
         let mut after_member = after.as_ref().map(|key| member(key).to_vec()).unwrap_or_default();
         let mut size = NOTE_BYTES;
         for slot in &self.schedule.slots[after.as_ref().map_or(0, number)..] {

@@ -124,7 +124,7 @@ impl MemoryStore {
         let mut rest = entries.entries.range((from, Bound::Unbounded));
         let page = rest.by_ref().take(limit.get() as usize);
         let page = page.map(|(key, entry)| entry.with_key(*key)).collect();
-        EntryPage { now: self.clock.now(), entries: page, more: rest.next().is_some() }
+        EntryPage::new(self.clock.now(), page, rest.next().is_some())
     }
 
     fn queues_now(&self) -> Vec<QueueStatus> {

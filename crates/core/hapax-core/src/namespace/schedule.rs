@@ -11,13 +11,11 @@ use crate::schedule::{
 };
 use crate::store::{BoxFuture, Store, StoreError};
 
-/// Entries that are read at once where those of other namespaces are passed over.
-const PASSED_OVER: NonZeroU32 = NonZeroU32::new(1000).unwrap();
-
 /// The entries of one namespace in the schedule of a store. Queues have their names within the namespace here.
 ///
 /// A method that names an entry by its key finds it in every namespace: an operation id belongs to one of
-/// them. An entry that cannot be read has no queue, so that the pages of every namespace have it.
+/// them. An entry that cannot be read has no queue, so that the pages of every namespace have it. A page leaves
+/// out the entries of other namespaces, and may have none: the next one begins at [`EntryPage::next`].
 #[derive(Clone, Debug)]
 pub struct NamespacedSchedule {
     store: Arc<dyn Store>,
@@ -97,22 +95,23 @@ impl Schedule for NamespacedSchedule {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<EntryPage, StoreError>> {
         Box::pin(async move {
-            let (mut after, mut read) = (after, limit);
-            // Callers continue after the last entry of a page: one without entries is the last one.
-            loop {
-                let mut page = self.schedule()?.entries(after, read).await?;
-                after = page.entries.last().map(|(key, _)| *key);
-                page.entries = page.entries.into_iter().filter_map(|it| self.local(it)).collect();
-                if page.entries.len() > limit.get() as usize {
-                    page.entries.truncate(limit.get() as usize);
-                    page.more = true;
-                }
-                if !page.entries.is_empty() || !page.more || after.is_none() {
-                    return Ok(page);
-                }
-                // Another namespace may have many entries in a row.
-                read = limit.max(PASSED_OVER);
-            }
+            // One read of the store, however many entries other namespaces have: their number must not delay
+            // this one. The caller goes on after those that are left out.
+            let mut page = self.schedule()?.entries(after, limit).await?;
+            let mut others = None;
+            page.entries = page
+                .entries
+                .into_iter()
+                .filter_map(|(key, entry)| {
+                    let local = self.local((key, entry));
+                    if local.is_none() {
+                        others = Some((key, others.map_or(1, |(_, count): (_, u32)| count + 1)));
+                    }
+                    local
+                })
+                .collect();
+            page.others = others;
+            Ok(page)
         })
     }
 

@@ -6,9 +6,11 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::schedule::{EntryKey, NewEntry, QueueName, QueueStatus, Schedule, ScheduleEntry};
+use hapax_core::schedule::{
+    EntryKey, EntryPage, NewEntry, QueueName, QueueStatus, Schedule, ScheduleEntry,
+};
 use hapax_core::store::BoxFuture;
-use hapax_core::{StoreError, Timestamp};
+use hapax_core::{NamespacedSchedule, StoreError, Timestamp};
 use tokio::task::JoinSet;
 
 use super::ReopenFixture;
@@ -184,6 +186,17 @@ where
         assert!(entries.len() <= limit.get() as usize, "more than {limit}: {entries:?}");
         assert!(!(entries.is_empty() && page.more), "an empty page that is not the last");
         (entries, page.more)
+    }
+
+    /// Returns a page of a namespace.
+    pub(super) async fn page_of(
+        &self,
+        schedule: &NamespacedSchedule,
+        after: Option<EntryKey>,
+        limit: u32,
+    ) -> EntryPage {
+        let limit = NonZeroU32::new(limit).unwrap();
+        again(|| schedule.entries(after, limit)).await.result
     }
 
     /// Returns all entries, by pages of `limit`.

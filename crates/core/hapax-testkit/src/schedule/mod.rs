@@ -99,6 +99,7 @@ rules! {
     pages_have_every_entry_once_in_order
     a_page_of_entries_begins_after_a_key
     pages_are_in_order_while_entries_are_inserted
+    a_page_of_a_namespace_reads_no_more_entries_than_its_limit
     queues_are_counted
     one_of_many_insertions_of_a_key_is_kept
     one_of_many_postponements_is_applied

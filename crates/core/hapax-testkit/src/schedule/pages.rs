@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::schedule::{EntryKey, NewEntry, QueueStatus, Schedule};
-use hapax_core::{EntryId, OperationId};
+use hapax_core::{EntryId, Namespace, NamespacedSchedule, OperationId, Store};
 use tokio::task::yield_now;
 
 use super::ScheduleBench;
@@ -38,6 +38,44 @@ where
     assert!(first.iter().map(|entry| entry.key).eq(expected), "other entries: {first:?}");
     for limit in [1, 7, 59, 60, 61] {
         assert_eq!(bench.all_by(limit).await, first, "in pages of {limit}");
+    }
+}
+
+/// However many entries other namespaces have, a page of a namespace passes over at most as many as it may have,
+/// and the next one begins behind them.
+pub async fn a_page_of_a_namespace_reads_no_more_entries_than_its_limit<F: StoreFixture>(
+    fixture: &F,
+) where
+    F::Store: Schedule,
+{
+    const OTHERS: u8 = 60;
+    let bench = ScheduleBench::open(fixture).await;
+    let at = |number: u8| EntryKey {
+        operation: OperationId::from_bytes([number; 32]),
+        id: EntryId::from_bytes([number; 16]),
+    };
+    let own = [at(20), at(41), at(42)];
+    let all = (0..OTHERS).map(|number| {
+        let queue = if own.contains(&at(number)) { "@own/a" } else { "@other/a" };
+        NewEntry { key: at(number), ..bench.entry(queue, LONG) }
+    });
+    bench.insert_all(&all.collect::<Vec<_>>()).await;
+    let (namespace, store) = (Namespace::new("own"), Arc::clone(&bench.store) as Arc<dyn Store>);
+    let schedule = NamespacedSchedule::new(store, namespace.unwrap()).unwrap();
+    for limit in [1, 7, 200] {
+        let (mut found, mut read, mut after) = (Vec::new(), 0, None);
+        loop {
+            let page = bench.page_of(&schedule, after, limit).await;
+            let of_page = page.entries.len() as u64 + page.others.map_or(0, |it| u64::from(it.1));
+            assert!(of_page <= u64::from(limit), "{of_page} in a page of {limit}");
+            read += of_page;
+            found.extend(page.entries.iter().map(|(key, _)| *key));
+            after = page.next();
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!((&found[..], read), (&own[..], u64::from(OTHERS)), "in pages of {limit}");
     }
 }
 

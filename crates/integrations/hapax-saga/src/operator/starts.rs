@@ -229,7 +229,6 @@ impl SagaOperator {
                 if key.operation != *id {
                     return Ok(());
                 }
-                after = *key;
                 let Ok(entry) = entry else { continue };
                 let Ok(note) = Note::decode(&entry.note) else { continue };
                 let is_own = !note.transactional
@@ -238,8 +237,9 @@ impl SagaOperator {
                     on_schedule(&self.engine, |it| it.remove(*key)).await?;
                 }
             }
-            if !page.more {
-                return Ok(());
+            match page.next() {
+                Some(next) if next.operation == *id => after = next,
+                _ => return Ok(()),
             }
         }
     }

@@ -1,10 +1,12 @@
 //! Counters of a process, the census of a store, and spans.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::Idempotency;
+use hapax_core::schedule::{EntryKey, NewEntry, QueueName};
+use hapax_core::{EntryId, Idempotency, OperationId};
 use hapax_saga::{DefinitionStats, FlowContext, Saga, SagaOperator, Sagas, StepStats};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -82,6 +84,50 @@ async fn the_census_counts_unfinished_sagas_by_step() {
 
     let part = operator.census(1).await.unwrap();
     assert_eq!((part.is_complete, part.steps[0].stuck), (false, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_census_passes_over_no_more_entries_of_other_namespaces_than_its_limit() {
+    let (world, systems) = (World::new(), Systems::default());
+    systems.answer("notify", &[Answer::Unknown, Answer::Unknown]);
+    let saga = order(&systems);
+    let process = world.process(&saga);
+    process.sagas.start(&saga, &scope(), &key("a"), &cart()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let engine = |name| Idempotency::builder(Arc::clone(&world.store)).namespace(name).build();
+    let operator = SagaOperator::new(engine("").unwrap());
+    // Behind the only saga of the namespace, and then before it.
+    for (first, whole) in [(u8::MAX, [100, 1000]), (0, [601, 1000])] {
+        for number in 0..600_u16 {
+            let mut operation = [first; 32];
+            operation[30..].copy_from_slice(&number.to_be_bytes());
+            let key = EntryKey {
+                operation: OperationId::from_bytes(operation),
+                id: EntryId::from_bytes([0; 16]),
+            };
+            let queue = QueueName::new("saga:place-order:1").unwrap();
+            let (due_in, note) = (Duration::from_secs(3600), Default::default());
+            let entry = NewEntry { key, queue, due_in, note };
+            engine("other").unwrap().schedule().unwrap().insert(entry).await.unwrap();
+        }
+        for limit in whole {
+            let census = operator.census(limit).await.unwrap();
+            assert!(census.is_complete && census.steps[0].stuck == 1, "{first} {limit} {census:?}");
+        }
+    }
+    let part = operator.census(100).await.unwrap();
+    assert!(!part.is_complete && part.steps.is_empty(), "{part:?}");
+    assert_eq!(part.queues[0].entries, 1);
+    let (mut listed, mut after, mut pages) = (Vec::new(), None, 0);
+    loop {
+        let (sagas, next) = operator.list(after, NonZeroU32::new(100).unwrap()).await.unwrap();
+        (after, pages) = (next, pages + 1);
+        listed.extend(sagas);
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!((listed.len(), pages), (1, 13));
 }
 
 #[derive(Clone, Default)]
