@@ -13,6 +13,7 @@
 //!    that every live process has confirmed holds for the others too.
 
 mod live;
+mod paths;
 mod quarantine;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -159,9 +160,12 @@ impl StoreUser {
         if self.id == other.id || self.namespace != other.namespace {
             return None;
         }
-        self.routes.keys().chain(other.routes.keys()).find_map(|path| {
+        let [of_ours, of_theirs] = [self, other].map(|user| paths::by_meaning(&user.routes));
+        let paths = self.routes.keys().chain(other.routes.keys());
+        paths.into_iter().find_map(|path| {
+            let meaning = paths::meaning(path);
             let [ours, theirs] =
-                [self, other].map(|user| user.routes.get(path).or_else(|| user.routes.get("*")));
+                [&of_ours, &of_theirs].map(|of| of.get(&meaning).or_else(|| of.get("*")));
             let (ours, theirs) = ours.zip(theirs)?;
             let settings = [
                 ("scope", &ours.scope, &theirs.scope),
@@ -281,6 +285,27 @@ mod tests {
         for (one, other) in [(&ours, &more), (&more, &ours)] {
             let found = one.difference(other).unwrap();
             assert_eq!((found.setting, &*found.path), ("key_header", "/other"));
+        }
+    }
+
+    #[test]
+    fn routes_are_compared_by_the_requests_that_they_match() {
+        let with = |id: &str, path: &str, key_header: &str| {
+            let mut user = user(id, "shop", "authorization", "http://a");
+            let names = RouteNaming { key_header: key_header.into(), ..user.routes["*"].clone() };
+            user.routes.insert(path.to_owned(), names);
+            user
+        };
+        for (ours, theirs) in [("/Pay", "/pay"), ("/p/{x}", "/p/{id}"), ("/p/{*a}", "/P/{*b}")] {
+            let [one, other] = [with("a", ours, "x-key"), with("b", theirs, "x-key")];
+            assert_eq!(one.difference(&other), None, "{ours} {theirs}");
+            let other = with("b", theirs, "y-key");
+            let found = one.difference(&other).unwrap();
+            assert_eq!((&*found.path, &*found.ours, &*found.theirs), (ours, "x-key", "y-key"));
+        }
+        for (ours, theirs) in [("/p/{x}", "/p/{*x}"), ("/p/{x}", "/p/x"), ("/p", "/p/{x}")] {
+            let [one, other] = [with("a", ours, "x-key"), with("b", theirs, "x-key")];
+            assert!(one.difference(&other).is_some(), "{ours} {theirs}");
         }
     }
 

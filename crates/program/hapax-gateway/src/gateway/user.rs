@@ -61,3 +61,55 @@ fn names(route: &str, policy: &PolicyConfig, resolved: &ResolvedPolicy) -> Route
         fingerprint: policy.fingerprint.name().as_str().to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::Namespace;
+
+    use super::*;
+    use crate::config::RouteConfig;
+    use crate::routes::RouteTable;
+
+    /// Two spellings are one route of the register exactly if the gateway rejects them as the same.
+    #[test]
+    fn the_register_compares_routes_as_the_gateway_matches_them() {
+        let spellings = [
+            "/",
+            "/Pay",
+            "/pay",
+            "/p/{x}",
+            "/P/{id}",
+            "/p/{*a}",
+            "/p/{*rest}",
+            "/p/x",
+            "/{a}/x",
+            "/{a}",
+            "/{*a}",
+            "/p.json",
+            "/P.JSON",
+            "/p/É",
+            "/p/é",
+        ];
+        let policy = PolicyConfig::default();
+        let user = |path: &str, key_header: &str| {
+            let mut user = StoreUser::new(&Namespace::default(), "gateway".to_owned()).unwrap();
+            let names = RouteNaming {
+                name: String::new(),
+                scope: "none".to_owned(),
+                key_header: key_header.to_owned(),
+                fingerprint: "http/1".to_owned(),
+            };
+            // No route for other paths: each difference is of the two.
+            user.routes.insert(path.to_owned(), names);
+            user
+        };
+        for ours in spellings {
+            for theirs in spellings {
+                let routes = [ours, theirs].map(|path| RouteConfig::new(path, policy.clone()));
+                let is_same = RouteTable::new(&policy, &routes).is_err();
+                let differ = user(ours, "x-key").difference(&user(theirs, "y-key")).is_some();
+                assert_eq!(differ, is_same, "{ours} {theirs}");
+            }
+        }
+    }
+}
