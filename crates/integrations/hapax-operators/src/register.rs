@@ -96,6 +96,9 @@ pub struct RouteNaming {
     pub key_header: String,
     /// The fingerprint scheme.
     pub fingerprint: String,
+    /// Fields of later versions, which stay as they are.
+    #[serde(flatten)]
+    pub later: BTreeMap<String, serde_json::Value>,
 }
 
 /// A difference between two processes of one namespace.
@@ -248,6 +251,7 @@ mod tests {
             scope: scope.to_owned(),
             key_header: "idempotency-key".to_owned(),
             fingerprint: "http/1".to_owned(),
+            later: BTreeMap::new(),
         };
         StoreUser {
             id: id.to_owned(),
@@ -331,5 +335,19 @@ mod tests {
         assert_eq!(read, content);
         assert!(read.later.contains_key("pauses"), "{read:?}");
         assert!(RegisterContent::decode(&Outcome::new(FORMAT, "?")).is_err());
+    }
+
+    #[test]
+    fn fields_of_later_versions_stay_in_each_part_when_another_entry_is_written() {
+        let later = br#"{"users": [{"id": "l", "namespace": "", "name": "later", "seen": 99000000, "zone": "b",
+            "routes": {"*": {"scope": "x", "key_header": "k", "fingerprint": "http/9", "sources": ["k", "q"]}}}]}"#;
+        let mut content = RegisterContent::decode(&Outcome::new(FORMAT, &later[..])).unwrap();
+        content.enter(&user("a", "", "x", "http://a"), Timestamp::from_micros(100_000_000));
+        let written = content.encode().unwrap();
+        let written: serde_json::Value = serde_json::from_slice(written.bytes()).unwrap();
+        let expected: serde_json::Value = serde_json::from_slice(later).unwrap();
+        for field in ["zone", "routes"] {
+            assert_eq!(written["users"][0][field], expected["users"][0][field], "{written}");
+        }
     }
 }

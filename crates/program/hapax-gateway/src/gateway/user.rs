@@ -59,6 +59,7 @@ fn names(route: &str, policy: &PolicyConfig, resolved: &ResolvedPolicy) -> Route
         scope,
         key_header: policy.key_header.to_string(),
         fingerprint: policy.fingerprint.name().as_str().to_owned(),
+        later: BTreeMap::new(),
     }
 }
 
@@ -98,6 +99,7 @@ mod tests {
                 scope: "none".to_owned(),
                 key_header: key_header.to_owned(),
                 fingerprint: "http/1".to_owned(),
+                later: BTreeMap::new(),
             };
             // No route for other paths: each difference is of the two.
             user.routes.insert(path.to_owned(), names);
