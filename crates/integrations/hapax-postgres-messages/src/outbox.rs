@@ -11,7 +11,7 @@ use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementErr
 use serde_json::Value;
 
 use crate::connections::StatementConnections;
-use crate::schema::in_schema;
+use crate::schema::{in_schema, only_schema};
 
 const PUT: &str = "SELECT message_id FROM hapax_outbox_put_all($1, $2, $3, $4, $5::text[]::jsonb[])
     ORDER BY item";
@@ -33,18 +33,24 @@ const LAG: &str = "SELECT oldest_ms, messages, blocked_keys FROM hapax_outbox_la
 /// `hapax_outbox_put_all` in `schema`. They are published after it commits.
 ///
 /// `schema` is that of the relay, and of [`Connections::schema`](crate::Connections::schema). With `None` it is
-/// the first one in which the search path finds the function: messages in another outbox are not published.
+/// the only one of the search path that has the tables of messages, or else the only one of the database, which a
+/// statement finds before each call. Several are an error: messages in another outbox are not published.
 ///
 /// Call it shortly before COMMIT: writers of the same order keys wait until then.
 ///
 /// # Errors
 /// [`StatementError`]; 22023 for an order key that is empty or over 1024 bytes, 40P01 after a
-/// deadlock. The transaction has failed: roll it back.
+/// deadlock. Roll the transaction back.
 pub async fn put_messages(
     connection: &mut dyn Executor,
     schema: Option<&SchemaName>,
     messages: &[OutgoingMessage],
 ) -> Result<(), StatementError> {
+    let found = match schema {
+        Some(_) => None,
+        None => only_schema(connection).await?,
+    };
+    let schema = schema.or(found.as_ref());
     let destinations: Vec<_> = messages.iter().map(|it| Some(it.destination.as_str())).collect();
     let payloads: Vec<_> = messages.iter().map(|it| Some(&it.payload[..])).collect();
     let keys: Vec<_> = messages.iter().map(|it| it.key.as_deref()).collect();

@@ -119,12 +119,7 @@ pub(crate) async fn check_one_set(
         });
     }
     if found.len() > 1 {
-        let text = format!(
-            "expected one set of tables in the search path, found them in the schemas {}: name one by \
-             `Connections::schema`, and drop the other once its rows are moved",
-            names(&found)
-        );
-        return Err(StatementError::Lost(text.into()));
+        return Err(several("in the search path", &names(&found)));
     }
     if !found.is_empty() && !others.is_empty() {
         tracing::warn!(
@@ -134,6 +129,34 @@ pub(crate) async fn check_one_set(
         );
     }
     Ok(())
+}
+
+fn several(place: &str, names: &str) -> StatementError {
+    let text = format!(
+        "expected one set of tables {place}, found them in the schemas {names}: name one by `Connections::schema` \
+         (and in `put_messages`), and drop the other once its rows are moved"
+    );
+    StatementError::Lost(text.into())
+}
+
+/// Returns the only schema of the search path that has the tables, or else the only one of the database; `None` if
+/// there is none. Rejects several, of which the search path would decide.
+pub(crate) async fn only_schema(
+    connection: &mut dyn Executor,
+) -> Result<Option<SchemaName>, StatementError> {
+    let rows = connection.run(SCHEMAS, &[]).await?;
+    let all: Vec<_> = rows.into_iter().filter_map(name).collect();
+    let of_path = all.iter().filter(|(_, is_in_path)| *is_in_path);
+    let of_path: Vec<_> = of_path.map(|(name, _)| name.as_str()).collect();
+    let (place, found) = match of_path.is_empty() {
+        false => ("in the search path", of_path),
+        true => ("in the database", all.iter().map(|(name, _)| name.as_str()).collect()),
+    };
+    match found[..] {
+        [] => Ok(None),
+        [name] => SchemaName::new(name).map(Some).map_err(|it| StatementError::Lost(it.into())),
+        _ => Err(several(place, &found.join(", "))),
+    }
 }
 
 /// Returns a statement of this crate with the schema of its tables and functions, if there is one. Each name that

@@ -162,6 +162,34 @@ async fn a_message_that_is_put_with_a_schema_is_published_whatever_the_search_pa
 }
 
 #[tokio::test]
+async fn a_message_that_is_put_without_a_schema_is_in_the_only_outbox_or_in_none() {
+    let server = server().await;
+    let put = async |path: &str| {
+        server.sql("postgres", &format!("ALTER DATABASE postgres SET search_path = {path}")).await;
+        let mut connection = super::pool(&server).get().await.unwrap();
+        let transaction = connection.transaction().await.unwrap();
+        let written = put_messages(&mut &*transaction, None, &[message("m-1", Some("k"))]).await;
+        match written {
+            Ok(()) => transaction.commit().await.map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    // Whatever the search path is.
+    put("pg_temp").await.unwrap();
+    second_set(&server, "app").await;
+    put("public").await.unwrap();
+    put("app").await.unwrap();
+    assert_eq!(server.sql("postgres", ROWS).await, "2|1");
+    for (path, place) in [("app, public", "search path"), ("pg_temp", "database")] {
+        let refused = put(path).await.unwrap_err();
+        let expected =
+            format!("one set of tables in the {place}, found them in the schemas app, public");
+        assert!(refused.contains(&expected), "{refused}");
+    }
+    assert_eq!(server.sql("postgres", ROWS).await, "2|1");
+}
+
+#[tokio::test]
 async fn a_schema_with_a_dollar_sign_has_its_tables_and_ends_no_quote() {
     let server = PostgresServer::start().await;
     for name in ["tenant$1", "a$$b", "$tables$", "$schema", "schema$"] {
