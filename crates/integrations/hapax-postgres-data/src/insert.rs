@@ -399,11 +399,13 @@ fn fetch(table: &TableName, key: &[Column], fields: &[Column], read: &[Column]) 
     let differs = sql::first_difference("t", "(g.item)", fields);
     let row = sql::json("t", read);
     let same = sql::equal("t", "(g.item)", key);
+    let (confirmed, confirm) = (sql::CONFIRMED, sql::CONFIRM);
     format!(
-        "WITH {given}
+        "WITH {given}, {confirmed}
 SELECT g.n::text,
     {differs},
-    {row}
+    {row},
+    {confirm}
 FROM given AS g JOIN {table} AS t ON {same}"
     )
 }

@@ -5,6 +5,17 @@
 
 use crate::layout::{Column, TableName, quoted};
 
+/// A part that has a row with a write to the log, so that the COMMIT of its transaction waits for the synchronous
+/// standbys as that of a new row does. Otherwise it would not wait: it has written nothing. Executed once, where a row
+/// that was there before is the result: its own COMMIT may have been cancelled while it waited, or a crash has made it
+/// visible, and a failover loses it.
+pub(crate) const CONFIRMED: &str = "confirmed AS MATERIALIZED (
+    SELECT pg_logical_emit_message(TRUE, 'hapax', '')::text AS place
+)";
+
+/// A column that executes [`CONFIRMED`].
+pub(crate) const CONFIRM: &str = "(SELECT c.place FROM confirmed AS c)";
+
 /// The items of parameter `$1`, each with its number from 1, as rows of the table's type.
 pub(crate) fn given(table: &TableName) -> String {
     format!(

@@ -84,9 +84,10 @@ fn look(rows: &VersionedRows, layout: &UpdateLogBuilder) -> String {
     let (noted, found) =
         (sql::equal("o", "(a.item)", [operation]), sql::equal("t", "(g.item)", key));
     let (there, nothing) = (key[0].of("t"), operation.of("o"));
+    let (confirmed, confirm) = (sql::CONFIRMED, sql::CONFIRM);
     // The table goes first: the key of another may not be readable as one of this.
     format!(
-        "WITH {given}, {asked}
+        "WITH {given}, {asked}, {confirmed}
 SELECT {made}::text,
     CASE
         WHEN {nothing} IS NULL THEN NULL
@@ -96,7 +97,8 @@ SELECT {made}::text,
         WHEN {target}::json ->> 'asked' IS DISTINCT FROM nullif($3, '') THEN 'another'
     END,
     {current}::text,
-    CASE WHEN {there} IS NOT NULL THEN {row} END
+    CASE WHEN {there} IS NOT NULL THEN {row} END,
+    CASE WHEN {made} IS NOT NULL THEN {confirm} END
 FROM given AS g CROSS JOIN asked AS a
 LEFT JOIN {table} AS o ON {noted}
 LEFT JOIN {of} AS t ON {found}"

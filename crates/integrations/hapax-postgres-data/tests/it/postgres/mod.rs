@@ -8,6 +8,7 @@ mod network;
 mod operations;
 mod properties;
 mod settings;
+mod standbys;
 mod support;
 mod tables;
 mod versioned;
