@@ -97,6 +97,12 @@ bugs! {
     DecidesBeforeItSettled,
     /// The announcement of a reconcile request hides when the execution ended.
     ReconcileHidesTheEnd,
+    /// A redirected request is answered by its redirect only until the target executes.
+    ForgetsRedirectsOnceExecuted,
+    /// A released record keeps its redirects for one lease only.
+    ForgetsRedirectsAfterALease,
+    /// A redirect answers every request.
+    RedirectsEveryRequest,
 }
 
 /// Alters the store's reply before the core receives it.
@@ -166,6 +172,17 @@ fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &SimClaim, stored: &mut S
             stored.record.scheme = plan::scheme(claim.scheme);
             stored.record.fingerprint = plan::fingerprint(claim.request, claim.scheme);
         }
+        Bug::ForgetsRedirectsOnceExecuted if stored.record.state != RecordState::Released => {
+            stored.record.extensions = hapax_core::Extensions::default();
+        }
+        Bug::RedirectsEveryRequest => {
+            let redirects = stored.record.extensions.redirects();
+            if let Some(mut redirect) = redirects.into_iter().next() {
+                redirect.scheme = plan::scheme(claim.scheme);
+                redirect.fingerprint = plan::fingerprint(claim.request, claim.scheme);
+                stored.record.extensions.add_redirect(redirect);
+            }
+        }
         Bug::CallsHookTooSoon
             if stored.record.state == RecordState::InFlight && stored.lease_until <= now =>
         {
@@ -198,6 +215,9 @@ pub(super) fn alter_swap(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap
             draft.record.attempt += 1;
         }
         Bug::ForgetsAttemptsAfterALease if matches!(meaning, SwapPurpose::Release { .. }) => {
+            draft.keep = Some(draft.record.terms.lease);
+        }
+        Bug::ForgetsRedirectsAfterALease if matches!(meaning, SwapPurpose::Redirect { .. }) => {
             draft.keep = Some(draft.record.terms.lease);
         }
         Bug::ForgetsTheCrash if matches!(meaning, SwapPurpose::Withdraw { .. }) => {

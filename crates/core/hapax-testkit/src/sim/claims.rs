@@ -3,7 +3,7 @@
 use hapax_core::OnUnknown;
 use hapax_core::exchange::WriteResult;
 
-use super::ledger::{Checked, KeyModel, Ledger, Phase, SimVerdict, SwapPurpose, ensure};
+use super::ledger::{Checked, KeyModel, Ledger, NEVER, Phase, SimVerdict, SwapPurpose, ensure};
 
 /// Answer to a claimer, in numbers.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,13 @@ impl Ledger {
         let same = kept && seen.request == asker.request;
         let unfinished = matches!(seen.phase, Phase::Held | Phase::Unknown);
         let here = unfinished && self.runs_in(seen, asker.process);
+        if asker.answered.is_none()
+            && seen.phase != Phase::Absent
+            && let Some(redirect) = seen.redirects[usize::from(asker.request)]
+            && (here || !seen.expired())
+        {
+            return judge_redirect(seen, redirect, told);
+        }
         match (told, asker.answered) {
             (ClaimAnswer::Replay { outcome, .. }, Some(SimVerdict::Happened(said))) => {
                 ensure(outcome == said, "S3", "another outcome than the hook's")
@@ -102,9 +109,9 @@ impl Ledger {
                         SwapPurpose::Complete { outcome, .. } => {
                             seen.phase == Phase::Done && seen.outcome == outcome
                         }
-                        SwapPurpose::Release { .. } | SwapPurpose::Withdraw { .. } => {
-                            seen.phase == Phase::Released
-                        }
+                        SwapPurpose::Release { .. }
+                        | SwapPurpose::Redirect { .. }
+                        | SwapPurpose::Withdraw { .. } => seen.phase == Phase::Released,
                         SwapPurpose::Abandon { .. } => seen.phase == Phase::Unknown,
                         _ => false,
                     };
@@ -144,8 +151,12 @@ impl Ledger {
                     || seen.generation != self.executions[execution as usize].generation;
                 ensure(over, "owner", "reported as gone, but its generation goes on")?;
                 let already = own && seen.phase == Phase::Released && !seen.expired();
-                let releases =
-                    matches!(meaning, SwapPurpose::Release { .. } | SwapPurpose::Withdraw { .. });
+                let releases = matches!(
+                    meaning,
+                    SwapPurpose::Release { .. }
+                        | SwapPurpose::Redirect { .. }
+                        | SwapPurpose::Withdraw { .. }
+                );
                 let released = already && releases;
                 ensure(!released, "owner", "reported as gone, but it is released")
             }
@@ -204,6 +215,19 @@ impl Ledger {
             }
         }
     }
+}
+
+/// Checks an answer to a request that was redirected: it gets the redirect, whatever the state.
+fn judge_redirect(seen: &KeyModel, redirect: u16, told: ClaimAnswer) -> Checked {
+    let ClaimAnswer::Replay { outcome, expires_in, .. } = told else {
+        return ensure(false, "redirect", "a redirected request got another answer");
+    };
+    ensure(outcome == redirect, "redirect", "replayed another redirect")?;
+    let rest = match seen.keep_until {
+        NEVER => NEVER,
+        until => until.saturating_sub(seen.clock),
+    };
+    ensure(expires_in == rest, "redirect", "wrong time of expiry")
 }
 
 fn judge_unknown(seen: &KeyModel, same: bool, asker: &ClaimContext) -> Checked {

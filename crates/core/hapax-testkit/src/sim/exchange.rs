@@ -175,7 +175,11 @@ impl World {
                 return self.end_operation(worker, true);
             }
             ClaimResult::Replay(replay) => {
-                self.count(Count::Replay);
+                let redirect = truth.redirect(claim.request);
+                self.count(match redirect {
+                    Some(_) => Count::RedirectReplay,
+                    None => Count::Replay,
+                });
                 ClaimAnswer::Replay {
                     outcome: plan::number(replay.outcome.bytes()),
                     fence: replay.fence.get(),
@@ -347,6 +351,7 @@ impl World {
             (WriteResult::Recorded(_), SwapPurpose::Renew { .. } | SwapPurpose::Checkpoint(_)) => {
                 Count::Renewed
             }
+            (WriteResult::Recorded(_), SwapPurpose::Redirect { .. }) => Count::Redirected,
             (WriteResult::Recorded(_), _) => Count::Recorded,
             _ => Count::Contended,
         });

@@ -125,6 +125,11 @@ impl World {
 fn judge_end(truth: &KeyModel, claimed: &ClaimResult) -> Checked {
     let free = truth.vacant() || truth.expired();
     let again = truth.strict == OnUnknown::Reexecute;
+    if let Some(redirect) = truth.redirect(truth.request) {
+        let replayed = matches!(claimed, ClaimResult::Replay(replay)
+            if plan::number(replay.outcome.bytes()) == redirect);
+        return ensure(replayed, "redirect", "a redirected request is not redirected in the end");
+    }
     let right = match claimed {
         ClaimResult::Execute(_) => free || (truth.phase != Phase::Done && again),
         ClaimResult::Replay(replay) => {

@@ -3,11 +3,11 @@
 
 use hapax_core::exchange::Ownership;
 use hapax_core::store::{StoredRecord, Swap};
-use hapax_core::{LeaseId, OnUnknown, RecordState, Timestamp};
+use hapax_core::{Extensions, LeaseId, OnUnknown, RecordState, Timestamp};
 
 pub(super) use super::model::{
-    Checked, Effect, KeyModel, ModelExecution, NEVER, Phase, PromiseViolation, SimVerdict,
-    SwapPurpose, SwapSender, ensure,
+    Checked, Effect, KeyModel, ModelExecution, NEVER, Phase, PromiseViolation, Redirects,
+    SimVerdict, SwapPurpose, SwapSender, ensure,
 };
 use super::plan;
 
@@ -90,6 +90,15 @@ impl Ledger {
                     let itself = unfinished && alive && asked.is_none();
                     ensure(!itself, "S1", "a process took over from its own execution")?;
                 }
+                now.redirects = redirects(swap);
+                let same = now.redirects == before.redirects;
+                // The record may have been read before it expired or after.
+                let over = before.was_expired() && now.redirects == Redirects::default();
+                ensure(
+                    same || over || before.echo || by.again,
+                    "redirect",
+                    "a claim changed redirects",
+                )?;
                 let highest = before.highest_fence;
                 let free_fall = before.phase == Phase::Absent && self.far_back;
                 ensure(fence > highest || free_fall, "S6", "a fence is not larger than the last")?;
@@ -236,9 +245,12 @@ impl Ledger {
                     _ => release(now, more),
                 }
             }
-            SwapPurpose::Release { keep } => {
+            SwapPurpose::Release { keep } | SwapPurpose::Redirect { keep, .. } => {
                 ensure(held, "S2", "an owner released a record that was not in flight")?;
                 now.lease_until = clock;
+                if let SwapPurpose::Redirect { outcome, .. } = meaning {
+                    now.redirects[usize::from(before.request)] = Some(outcome);
+                }
                 release(now, keep);
             }
             _ => ensure(false, "sim", "an owner's write has another purpose")?,
@@ -272,6 +284,8 @@ impl Ledger {
         ensure(record.attempt == truth.attempts, "attempts", "a record has another attempt")?;
         ensure(record.terms.on_unknown == truth.strict, "table", "a record has another policy")?;
         ensure(keep == truth.keep_until, "table", "a record has another retention")?;
+        let redirects = redirects_of(&record.extensions) == truth.redirects;
+        ensure(redirects, "redirect", "a record has other redirects")?;
         let lease = stored.lease_until.as_micros() == truth.lease_until;
         ensure(lease || !unfinished, "table", "a record is held for another time")?;
         let same = checkpoint == truth.checkpoint;
@@ -423,12 +437,29 @@ impl Ledger {
 
 fn release(now: &mut KeyModel, keep: u64) {
     (now.phase, now.checkpoint) = (Phase::Released, None);
-    now.keep_until = now.latest + now.lease.max(keep);
+    // A redirect is known for as long as an outcome.
+    let redirects = if now.redirects == Redirects::default() { 0 } else { now.retention };
+    now.keep_until = now.latest + now.lease.max(keep).max(redirects);
+}
+
+fn redirects(swap: &Swap) -> Redirects {
+    redirects_of(&swap.draft.record.extensions)
+}
+
+fn redirects_of(extensions: &Extensions) -> Redirects {
+    let mut redirects = Redirects::default();
+    for redirect in extensions.redirects() {
+        let request = plan::request_number(&redirect.scheme, &redirect.fingerprint);
+        redirects[request] = Some(plan::number(redirect.outcome.bytes()));
+    }
+    redirects
 }
 
 /// Checks that an execution may be admitted.
 fn check_admission(before: &KeyModel, anew: bool, asked: Option<u32>, by: &SwapSender) -> Checked {
     let kept = !before.vacant() && !before.was_expired();
+    let redirected = before.redirects[usize::from(by.request)].is_some() && !before.was_expired();
+    ensure(!redirected, "redirect", "a redirected request ran")?;
     match before.phase {
         Phase::Held if kept || !anew => {
             ensure(before.was_lapsed(), "S1", "a live lease was taken over")?;

@@ -23,6 +23,9 @@ pub(super) const NEVER: u64 = u64::MAX;
 /// Time by which clocks and frozen processes may exceed a settle time.
 const MARGIN: u64 = 30_000_000;
 
+/// The outcome by which each request is redirected.
+pub(super) type Redirects = [Option<u16>; 2];
+
 /// State of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
@@ -61,6 +64,8 @@ pub(super) struct KeyModel {
     pub(super) outcome: u16,
     /// Outcome that an owner saw before it abandoned the operation.
     pub(super) seen_outcome: Option<u16>,
+    /// Outcomes of the redirects, by request.
+    pub(super) redirects: Redirects,
     /// Number of writes.
     pub(super) version: u32,
     /// Latest time of the clock since the last write: a step back does not undo a lapse.
@@ -98,6 +103,7 @@ impl KeyModel {
         checkpoint: None,
         outcome: 0,
         seen_outcome: None,
+        redirects: [None; 2],
         version: 0,
         latest: 0,
         clock: 0,
@@ -131,6 +137,11 @@ impl KeyModel {
             _ => return 0,
         };
         ended + self.settle.unwrap_or(0) + MARGIN
+    }
+
+    /// Returns the redirect of a request, while the record is there.
+    pub(super) fn redirect(&self, request: u8) -> Option<u16> {
+        self.redirects[usize::from(request)].filter(|_| !self.expired())
     }
 
     /// Returns whether the record has no owner and no outcome.
@@ -213,6 +224,10 @@ pub(super) enum SwapPurpose {
         seen_outcome: Option<u16>,
     },
     Release {
+        keep: u64,
+    },
+    Redirect {
+        outcome: u16,
         keep: u64,
     },
     Withdraw {

@@ -49,6 +49,8 @@ pub(super) struct Plan {
     /// Chance that an execution sends a request to another system.
     pub(super) settles: u64,
     pub(super) operators: u64,
+    /// Chance that an execution without an effect ends with a redirect.
+    pub(super) redirects: u64,
     pub(super) reaps: u64,
 }
 
@@ -79,6 +81,7 @@ impl Plan {
             back: if far_back { 10_000 * MS } else { SHORTEST_LEASE - MS },
             settles: [100, 900][rng.below(2) as usize],
             operators: rng.below(9),
+            redirects: [0, 0, 500][rng.below(3) as usize],
             reaps: 16,
         }
     }
@@ -177,6 +180,12 @@ pub(super) fn scheme_number(scheme: &FingerprintScheme) -> u8 {
 
 pub(super) fn fingerprint(request: u8, scheme: u8) -> Fingerprint {
     NAMES.fingerprints[usize::from(scheme)][usize::from(request)]
+}
+
+/// Returns the number of the request that has a fingerprint.
+pub(super) fn request_number(scheme: &FingerprintScheme, fingerprint: &Fingerprint) -> usize {
+    let of_scheme = NAMES.fingerprints[usize::from(scheme_number(scheme))];
+    usize::from(*fingerprint == of_scheme[1])
 }
 
 pub(super) fn bytes(number: u16) -> bytes::Bytes {

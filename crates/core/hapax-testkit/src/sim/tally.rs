@@ -90,6 +90,8 @@ counts! {
     Takeover = "takeovers",
     /// Claims answered with an outcome.
     Replay = "claims: replay",
+    /// Claims of a redirected request, answered with its redirect.
+    RedirectReplay = "claims: redirect",
     /// Claims that found a live lease.
     InFlight = "claims: in flight",
     /// Claims of another request.
@@ -112,6 +114,8 @@ counts! {
     Renewed = "renewals recorded",
     /// Ends of executions recorded.
     Recorded = "ends recorded",
+    /// Redirects recorded.
+    Redirected = "redirects recorded",
     /// Owners that were superseded.
     Lost = "owners: lost",
     /// Owners whose record is gone.

@@ -284,6 +284,7 @@ impl World {
         let retention = self.chance(100).then_some(1_200 * MS);
         let seen_outcome = self.chance(500).then_some(outcome);
         let dice = self.below(10);
+        let redirects = self.chance(self.plan.redirects);
         let keep = micros(work.ownership.keep_released());
         let (action, meaning) = match (self.ledger.executions[execution as usize].effect, dice) {
             (_, 0) => {
@@ -297,6 +298,13 @@ impl World {
                 SwapPurpose::Abandon { seen_outcome },
             ),
             (Effect::Applied, _) | (_, 3..6) => complete(retention),
+            (_, 6 | 7) if redirects => (
+                OwnerAction::Redirect {
+                    outcome: plan::outcome(outcome),
+                    keep: work.ownership.keep_released(),
+                },
+                SwapPurpose::Redirect { outcome, keep },
+            ),
             (Effect::None, 9) => (work.ownership.withdraw(), SwapPurpose::Withdraw { keep }),
             _ => (work.ownership.release(), SwapPurpose::Release { keep }),
         };

@@ -96,4 +96,7 @@ finds! {
     finds_a_world_that_resolves_without_force: ResolvesWithoutForce
     finds_a_world_that_decides_before_it_settled: DecidesBeforeItSettled
     finds_a_world_that_forgets_when_an_execution_ended: ReconcileHidesTheEnd
+    finds_a_world_that_forgets_redirects_once_the_target_executes: ForgetsRedirectsOnceExecuted
+    finds_a_world_that_forgets_redirects_after_a_lease: ForgetsRedirectsAfterALease
+    finds_a_world_that_redirects_every_request: RedirectsEveryRequest
 }
