@@ -526,8 +526,8 @@ impl ConsumerState {
             } else if changed {
                 tracing::warn!(
                     consumer = %self.inbox.consumer(),
-                    "the store is unavailable: no messages are received, and unacknowledged ones \
-                     are held"
+                    "the store is unavailable, or in quarantine: no messages are received, and \
+                     unacknowledged ones are held"
                 );
             }
             *was_up = is_up;

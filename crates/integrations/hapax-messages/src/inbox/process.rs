@@ -122,6 +122,11 @@ impl InboxState {
         is_alone: bool,
         progress: &mut Progress,
     ) -> Disposition {
+        // Before a message is parked, too: nothing is acknowledged.
+        if self.engine.quarantines().pauses() {
+            tracing::debug!(consumer = %self.consumer, "a message is held, because of a quarantine");
+            return Disposition::Held(AFTER_OUTAGE, HoldCause::Store);
+        }
         let identity = match identity {
             Ok(identity) => identity,
             Err(error) => {
@@ -133,10 +138,6 @@ impl InboxState {
                 return self.park(None, message, reason, 0, &error.to_string(), progress).await;
             }
         };
-        if self.engine.quarantines().pauses() {
-            tracing::debug!(id = ?identity.id, "a message is held, because of a quarantine");
-            return Disposition::Held(AFTER_OUTAGE, HoldCause::Store);
-        }
         let Identity { operation, request, .. } = identity;
         let mut claim = self.engine.claim_id(*operation, request, &self.policy).await;
         let mut processing = Processing { inbox: self, delivery, identity, progress };

@@ -17,5 +17,6 @@ mod lifecycle;
 mod memory;
 mod namespaces;
 mod order;
+mod quarantine;
 mod relay;
 mod world;

@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::outbox::{Behavior, Fault, MemoryOutbox, MemorySink};
+use super::quarantine;
 use super::world::{HOUR, Log, World};
 
 struct Running {
@@ -324,4 +325,53 @@ async fn a_rejected_message_is_parked_and_others_are_published() {
     assert_eq!(running.outbox.parked(), ["m-1"]);
     assert_eq!(running.sink.accepted(), ["m-2"]);
     process.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_quarantine_nothing_is_published_and_everything_after_it() {
+    let running = Running::new();
+    let engine = Idempotency::builder(Arc::clone(&running.world.memory)).build().unwrap();
+    let process = running.relay_with(engine.clone(), RelayLimits::default());
+    running.outbox.put("before", None);
+    running.emptied().await;
+
+    quarantine::begin(&running.world, &engine, None);
+    for id in ids("m", 100) {
+        running.outbox.put(&id, None);
+        running.outbox.put(&format!("{id}-k"), Some("k"));
+    }
+    sleep(HOUR - quarantine::SOON).await;
+    let stats = process.monitor.stats();
+    assert_eq!((running.sink.accepted().len(), stats.shards, stats.failures), (1, 0, 0));
+
+    // It ends by itself.
+    sleep(quarantine::SOON).await;
+    timeout(quarantine::SOON * 2, running.emptied()).await.expect("messages are published again");
+    let accepted = running.sink.accepted();
+    assert_eq!(accepted.len(), 201, "each once");
+    let keyed: Vec<_> = accepted.into_iter().filter(|id| id.ends_with("-k")).collect();
+    assert_eq!(keyed, ids("m", 100).iter().map(|id| format!("{id}-k")).collect::<Vec<_>>());
+    process.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_of_a_poll_during_which_a_quarantine_begins_wait_for_its_end() {
+    for moment in 0..10 {
+        let running = Running::new();
+        let engine = Idempotency::builder(Arc::clone(&running.world.memory)).build().unwrap();
+        let process = running.relay_with(engine.clone(), RelayLimits::default());
+        running.outbox.put("before", Some("k"));
+        running.emptied().await;
+        running.outbox.fault(Some(Fault::Slow(Duration::from_secs(2))));
+        sleep(Duration::from_millis(5_000 + moment * 400)).await;
+        quarantine::begin(&running.world, &engine, None);
+        running.outbox.put("m", Some("k"));
+        sleep(HOUR / 2).await;
+        assert_eq!(running.sink.sent("m"), 0);
+        running.outbox.fault(None);
+        quarantine::end(&running.world, &engine);
+        timeout(quarantine::SOON * 2, running.emptied()).await.expect("it is published");
+        assert_eq!(running.sink.accepted(), ["before", "m"]);
+        process.stop().await;
+    }
 }

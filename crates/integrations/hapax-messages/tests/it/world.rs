@@ -46,6 +46,7 @@ pub(super) struct World {
 pub(super) struct Process {
     pub(super) consumer: JoinHandle<bool>,
     pub(super) monitor: ConsumerMonitor,
+    pub(super) engine: Idempotency,
     pub(super) store: Arc<FaultyStore<MemoryStore>>,
     pub(super) stop: oneshot::Sender<()>,
 }
@@ -85,7 +86,7 @@ impl World {
     ) -> Process {
         let store = Arc::new(FaultyStore::new(Arc::clone(&self.memory), 1));
         let engine = Idempotency::builder(Arc::clone(&store)).build().unwrap();
-        let inbox = options(self.inbox(engine)).build().unwrap();
+        let inbox = options(self.inbox(engine.clone())).build().unwrap();
         let limits = ConsumerLimits {
             handlers: NonZeroUsize::new(8).unwrap(),
             max_unacknowledged: NonZeroUsize::new(64).unwrap(),
@@ -98,7 +99,7 @@ impl World {
         let consumer = tokio::spawn(consumer.run(async {
             let _ = stopped.await;
         }));
-        Process { consumer, monitor, store, stop }
+        Process { consumer, monitor, engine, store, stop }
     }
 
     /// Returns a handler that counts its effects.
