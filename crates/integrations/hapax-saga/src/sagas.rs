@@ -216,7 +216,8 @@ impl Sagas {
 
     /// Returns the entry that starts a saga once the caller has inserted it, by
     /// [`insert_in`](hapax_core::schedule::TransactionalSchedule::insert_in), in a transaction that
-    /// commits. Until a process claims it, the saga has no record.
+    /// commits. Until a process claims it, the saga has no record. The key is not checked, also in a quarantine:
+    /// see [`start_in`](Self::start_in).
     ///
     /// # Errors
     /// [`SagaStartError`].
@@ -241,7 +242,8 @@ impl Sagas {
     }
 
     /// Starts a saga in a transaction of the caller, in the database that has the records. A key that
-    /// belongs to a saga with another input is rejected. Of two transactions that commit one key with
+    /// belongs to a saga with another input is rejected, and in a [quarantine](hapax_core::Quarantine) one
+    /// without a saga. Of two transactions that commit one key with
     /// two inputs at the same time, one start is rejected afterwards: it never runs, an error is logged
     /// once, and it is in the list of stuck sagas until an operator [removes](crate::SagaOperator::abort_start)
     /// it.
@@ -258,7 +260,10 @@ impl Sagas {
     ) -> Result<(), SagaStartError> {
         let entry = self.entry(saga, scope, key, input)?;
         let note = note(input, &canonicalize_value(input)?, true)?;
-        if let Some(record) = self.record(&entry.key.operation).await?
+        let seen = self.node.engine.load(&entry.key.operation).await?;
+        // It would begin once the quarantine has ended.
+        self.node.engine.quarantines().check(&seen)?;
+        if let Some(record) = accepted(seen)
             && self.node.engine.is_of_request(&record, &note) == Some(false)
         {
             return Err(SagaStartError::KeyReused);
@@ -278,7 +283,7 @@ impl Sagas {
         key: &Key,
     ) -> Result<Option<SagaHandle<O, E>>, StoreError> {
         let id = self.id(saga, scope, key);
-        let exists = match self.record(&id).await? {
+        let exists = match accepted(self.node.engine.load(&id).await?) {
             None => false,
             Some(it) if it.state == RecordState::InFlight && it.checkpoint.is_none() => {
                 self.is_accepted(id).await?
@@ -306,14 +311,6 @@ impl Sagas {
             exists = true;
         }
         Ok(exists)
-    }
-
-    /// Returns the record of an operation that was accepted and not released, within its retention.
-    async fn record(&self, id: &OperationId) -> Result<Option<Record>, StoreError> {
-        let Snapshot { now, stored } = self.node.engine.load(id).await?;
-        let is_kept = |it: &StoredRecord| it.keep_until.is_none_or(|until| now < until);
-        let record = stored.filter(is_kept).map(|stored| stored.record);
-        Ok(record.filter(|record| record.state != RecordState::Released))
     }
 
     /// Returns the definition of a saga that is registered here.
@@ -466,6 +463,13 @@ impl Sagas {
         let is_rest = begun < found || found >= usize::try_from(limit.get()).unwrap_or(usize::MAX);
         (due.next_in.unwrap_or(POLL).clamp(SHORTEST_POLL, POLL), is_rest)
     }
+}
+
+/// Returns the record of an operation that was accepted and not released, within its retention.
+fn accepted(Snapshot { now, stored }: Snapshot) -> Option<Record> {
+    let is_kept = |it: &StoredRecord| it.keep_until.is_none_or(|until| now < until);
+    let record = stored.filter(is_kept).map(|stored| stored.record);
+    record.filter(|record| record.state != RecordState::Released)
 }
 
 fn note<I: Serialize>(

@@ -9,6 +9,7 @@ use super::claim::ClaimError;
 use super::idempotency::Idempotency;
 use crate::clock::Timestamp;
 use crate::machine::ClaimQuarantine;
+use crate::store::Snapshot;
 
 /// Longest time until a rejected claim may be repeated: an operator may end a quarantine earlier.
 const RETRY: Duration = Duration::from_secs(60);
@@ -98,6 +99,19 @@ impl Quarantines {
         let (now, state) = (Instant::now(), self.state());
         state.read_until.is_some_and(|until| until <= now)
             || state.active.iter().any(|(it, end)| it.route.is_none() && now < *end)
+    }
+
+    /// Checks an operation that begins without a claim, as by a write in a transaction of the caller. `seen` is what
+    /// the store has of it.
+    ///
+    /// # Errors
+    /// [`ClaimError::Quarantined`]: the store may have lost its record.
+    pub fn check(&self, seen: &Snapshot) -> Result<(), ClaimError> {
+        let Some(quarantine) = self.of(None).map(|it| it.at(seen.now, None)) else { return Ok(()) };
+        match quarantine.holds_back(seen) {
+            true => Err(rejected(quarantine.until.since(seen.now))),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn of(&self, route: Option<&str>) -> Option<AppliedQuarantine> {

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::draft::{again, first, keep_unfinished};
-use super::{ClaimEvent, Step};
+use super::{ClaimEvent, Standing, Step, standing};
 use crate::clock::Timestamp;
 use crate::record::{OnUnknown, RecordState};
-use crate::store::StoredRecord;
+use crate::store::{Snapshot, StoredRecord};
 
 /// Time by which a key may have been made later than now, since the clocks of clients differ. A later time is none:
 /// the key only looks like one with a time.
@@ -24,9 +24,23 @@ pub struct ClaimQuarantine {
 }
 
 impl ClaimQuarantine {
-    fn holds(&self, now: Timestamp) -> bool {
+    /// Returns whether the store may have lost a record of the operation, of which it has this one or none.
+    pub(crate) fn holds_back(&self, seen: &Snapshot) -> bool {
+        match standing(seen) {
+            Standing::Absent => self.holds(seen.now, None),
+            Standing::Released(stored) => self.holds(seen.now, Some(stored)),
+            Standing::Live(_)
+            | Standing::Lapsed(_)
+            | Standing::Unknown(..)
+            | Standing::Done(..) => false,
+        }
+    }
+
+    fn holds(&self, now: Timestamp, released: Option<&StoredRecord>) -> bool {
         let is_later = |made: Timestamp| self.since < made && made <= now.after(CLOCKS_DIFFER);
-        now < self.until && !self.made_at.is_some_and(is_later)
+        let is_new = self.made_at.is_some_and(is_later)
+            || released.is_some_and(|stored| self.since < stored.fence.issued_at());
+        now < self.until && !is_new
     }
 }
 
@@ -40,10 +54,7 @@ pub(super) fn quarantined(
     released: Option<&StoredRecord>,
     event: &ClaimEvent<'_>,
 ) -> Option<Step> {
-    let quarantine = event.quarantine.filter(|quarantine| quarantine.holds(now))?;
-    if released.is_some_and(|stored| quarantine.since < stored.fence.issued_at()) {
-        return None;
-    }
+    let quarantine = event.quarantine.filter(|quarantine| quarantine.holds(now, released))?;
     let remaining = quarantine.until.since(now);
     let hook = event.hook.filter(|_| event.terms.on_unknown == OnUnknown::Reconcile);
     let Some(hook) = hook else { return Some(Step::Quarantined { remaining }) };

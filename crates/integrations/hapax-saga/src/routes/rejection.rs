@@ -100,6 +100,11 @@ pub(super) fn of_start(error: &SagaStartError) -> Problem {
 /// Returns the rejection of a cancellation that failed.
 pub(super) fn of_cancel(error: &SignalError) -> Problem {
     tracing::warn!(error = error as &dyn std::error::Error, "a saga could not be cancelled");
+    if let SignalError::Claim(ClaimError::Quarantined { retry_in }) = error {
+        let detail = "The store may have lost the record of an earlier cancellation. Nothing was cancelled now: send \
+                      the same request again.";
+        return Problem::new(Code::Quarantined, detail).retry_after(*retry_in);
+    }
     pending("The saga may have been cancelled: send the same request again.")
 }
 

@@ -84,13 +84,13 @@ impl HookedStore {
         lease: Duration,
     ) -> Process {
         let engine = Idempotency::builder(Arc::clone(self)).build().unwrap();
-        let sagas = Sagas::builder(engine).register(saga).max_running(limit).lease(lease);
-        let sagas = sagas.build().unwrap();
+        let sagas = Sagas::builder(engine.clone()).register(saga);
+        let sagas = sagas.max_running(limit).lease(lease).build().unwrap();
         let running = sagas.clone();
         let task = tokio::spawn(async move {
             running.run(std::future::pending(), Duration::ZERO).await;
         });
-        Process { sagas, task }
+        Process { sagas, engine, task }
     }
 
     async fn call<T>(

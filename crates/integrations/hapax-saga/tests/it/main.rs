@@ -19,6 +19,7 @@ mod outages;
 mod pauses;
 mod postgres;
 mod processes;
+mod quarantine;
 mod redis;
 #[cfg(feature = "rehearsal")]
 mod rehearsal;

@@ -19,6 +19,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::quarantine;
+
 /// Longer than any step of a test.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -81,6 +83,7 @@ fn order(bank: &Bank) -> Saga<Order, Value, String> {
 struct Service {
     address: SocketAddr,
     bank: Bank,
+    engine: Idempotency,
 }
 
 type Builder = SagaRoutesBuilder<Order, Value, String>;
@@ -99,7 +102,7 @@ impl Service {
     ) -> Self {
         let order = order(&bank);
         let engine = Idempotency::builder(store).build().unwrap();
-        let sagas = Sagas::builder(engine).register(&order).build().unwrap();
+        let sagas = Sagas::builder(engine.clone()).register(&order).build().unwrap();
         let running = sagas.clone();
         tokio::spawn(async move { running.run(std::future::pending(), Duration::ZERO).await });
         let answer = |end: SagaOutcome<Value, String>| match end {
@@ -114,7 +117,7 @@ impl Service {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, app).await });
-        Self { address, bank }
+        Self { address, bank, engine }
     }
 
     async fn send(&self, request: &str) -> Answer {
@@ -465,8 +468,9 @@ async fn a_saga_whose_store_fails_after_its_start_gets_202() {
     let bank = Bank::new(false);
     let service = Service::start_on(Arc::clone(&store), bank.clone(), |it| it).await;
     let (address, mut charges) = (service.address, bank.charges.subscribe());
+    let engine = service.engine.clone();
     let waiting = tokio::spawn(async move {
-        let service = Service { address, bank };
+        let service = Service { address, bank, engine };
         service.post("anna", K, r#"{"cents":1}"#).await
     });
     charges.wait_for(|count| *count == 1).await.unwrap();
@@ -500,14 +504,14 @@ async fn a_request_of_before_the_input_got_a_field_finds_its_saga() {
         })
         .unwrap();
     let engine = Idempotency::builder(store).build().unwrap();
-    let sagas = Sagas::builder(engine).register(&later).build().unwrap();
+    let sagas = Sagas::builder(engine.clone()).register(&later).build().unwrap();
     let answer = |end: SagaOutcome<Value, String>| match end {
         SagaOutcome::Done(output) => (StatusCode::CREATED, Json(output)).into_response(),
         _ => StatusCode::GONE.into_response(),
     };
     let app = SagaRoutes::builder(sagas, later, "/orders", answer).build().unwrap().router::<()>();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let upgraded = Service { address: listener.local_addr().unwrap(), bank };
+    let upgraded = Service { address: listener.local_addr().unwrap(), bank, engine };
     tokio::spawn(async move { axum::serve(listener, app).await });
     let again = upgraded.post("anna", K, r#"{ "cents": 1 }"#).await;
     assert_eq!((again.status, again.header("idempotency-replayed")), (201, Some("true")));
@@ -530,4 +534,24 @@ async fn routes_of_an_unregistered_saga_or_with_an_odd_path_are_rejected() {
     let twin = self::order(&bank);
     let built = SagaRoutes::builder(sagas, twin, "/orders", answer).build();
     assert!(matches!(built, Err(SagaRoutesError::NotRegistered { name: "order" })));
+}
+
+#[tokio::test]
+async fn in_a_quarantine_a_start_and_a_cancellation_get_503_quarantined() {
+    let service = Service::start(true, Builder::allow_cancel).await;
+    let paused = service.post("anna", ASYNC, r#"{"cents":1,"pauses":true}"#).await;
+    assert_eq!(paused.status, 202);
+    quarantine::begin(&service.engine, None).await;
+    let new = "idempotency-key: k-2\r\n";
+    let rejected = service.post("anna", new, r#"{"cents":2}"#).await;
+    rejected.is_problem(503, "quarantined");
+    assert_eq!(rejected.header("retry-after"), Some("60"));
+    // The status of a saga that has a record is served.
+    assert_eq!(service.get("anna", "/orders/k-1").await.status, 200);
+    let cancelled = service.send(&bare("DELETE", "anna", "/orders/k-1")).await;
+    cancelled.is_problem(503, "quarantined");
+    assert_eq!(cancelled.header("retry-after"), Some("60"));
+    quarantine::end(&service.engine).await;
+    assert_eq!(service.post("anna", new, r#"{"cents":2}"#).await.status, 201);
+    assert_eq!(service.send(&bare("DELETE", "anna", "/orders/k-1")).await.status, 202);
 }

@@ -35,18 +35,19 @@ impl World {
     pub(crate) fn process<I, O, E>(&self, saga: &Saga<I, O, E>) -> Process {
         let engine = Idempotency::builder(Arc::clone(&self.store)).clock(self.clock.clone());
         let engine = engine.build().unwrap();
-        let sagas = Sagas::builder(engine).register(saga).build().unwrap();
+        let sagas = Sagas::builder(engine.clone()).register(saga).build().unwrap();
         let running = sagas.clone();
         let task = tokio::spawn(async move {
             running.run(std::future::pending(), Duration::ZERO).await;
         });
-        Process { sagas, task }
+        Process { sagas, engine, task }
     }
 }
 
 /// A process.
 pub(crate) struct Process {
     pub(crate) sagas: Sagas,
+    pub(crate) engine: Idempotency,
     pub(crate) task: JoinHandle<()>,
 }
 

@@ -167,3 +167,34 @@ async fn the_hook_is_asked_about_a_key_without_a_record() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_operation_without_a_claim_is_checked_as_a_claim_is() {
+    let world = World::new();
+    let process = world.process();
+    let seen = async |key: &str| {
+        let id = process.operation_id(&Scope::shared(), &Key::new(key).unwrap());
+        process.load(&id).await.unwrap()
+    };
+    let release = async |key: &str| match claim_of(&process, key, &reexecute()).await {
+        Ok(Claim::Execute(lease)) => lease.release().await.unwrap(),
+        claim => panic!("expected an execution, found {claim:?}"),
+    };
+    let held_back = async |key: &str| {
+        let checked = process.quarantines().check(&seen(key).await);
+        let executes = matches!(claim_of(&process, key, &reexecute()).await, Ok(Claim::Execute(_)));
+        assert_eq!(checked.is_ok(), executes, "{key}");
+        matches!(checked, Err(ClaimError::Quarantined { retry_in }) if retry_in <= MINUTE)
+    };
+    own(&process, &reexecute()).await.complete(outcome("paid"), None).await.unwrap();
+    release("before").await;
+    assert!(process.quarantines().check(&seen("new").await).is_ok());
+    advance(Duration::from_millis(1)).await;
+    quarantine(&process, now(&world), None);
+    advance(Duration::from_millis(1)).await;
+    assert!(held_back("new").await);
+    assert!(held_back("before").await);
+    assert!(process.quarantines().check(&seen("k-1").await).is_ok(), "its record exists");
+    process.quarantines().expire();
+    assert!(held_back("new").await, "there may be one");
+}
