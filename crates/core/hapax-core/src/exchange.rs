@@ -326,6 +326,17 @@ impl ClaimExchange {
         &self.key
     }
 
+    /// Returns the quarantine by which the claim is decided.
+    #[must_use]
+    pub const fn quarantine(&self) -> Option<ClaimQuarantine> {
+        self.claim.quarantine
+    }
+
+    /// Sets the quarantine by which the claim is decided from now on.
+    pub const fn set_quarantine(&mut self, quarantine: ClaimQuarantine) {
+        self.claim.quarantine = Some(quarantine);
+    }
+
     /// Returns the latest snapshot; before the first reply, an absent record at time 0.
     #[must_use]
     pub const fn seen(&self) -> &Snapshot {

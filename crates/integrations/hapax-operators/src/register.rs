@@ -88,7 +88,7 @@ pub struct StoreUser {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteNaming {
     /// The name of the route in metrics; empty for requests without a route.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// The headers that name the caller.
     pub scope: String,
@@ -206,6 +206,10 @@ pub(crate) struct RegisterContent {
     namespaces: BTreeSet<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     quarantines: Vec<StoreQuarantine>,
+    /// Ids of quarantines that operators ended, each with the time at which it would have ended. One that is in neither
+    /// list was lost with the register.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    ended: BTreeMap<String, u64>,
     /// Fields of later versions, which stay as they are.
     #[serde(flatten)]
     later: BTreeMap<String, serde_json::Value>,
@@ -224,7 +228,11 @@ impl RegisterContent {
     /// there are too many.
     fn enter(&mut self, user: &StoreUser, now: Timestamp) {
         let age = |it: &StoreUser| now.since(Timestamp::from_micros(it.seen));
-        self.users.retain(|it| it.id != user.id && age(it) < FORGET);
+        // An ended process that named operations as this one does is of no further use.
+        let is_alike = |it: &StoreUser| it.namespace == user.namespace && it.routes == user.routes;
+        self.users.retain(|it| {
+            it.id != user.id && age(it) < FORGET && (it.is_live(now) || !is_alike(it))
+        });
         if self.users.len() >= MAX_USERS {
             self.users.retain(|it| it.is_live(now));
         }
@@ -326,10 +334,12 @@ mod tests {
         };
         assert_eq!(ids(&content), ["b", "a"]);
         assert!(content.users[0].is_live(at(114)) && !content.users[0].is_live(at(115)));
-        content.enter(&user("c", "", "x", "http://a"), at(115));
+        content.enter(&user("c", "", "z", "http://a"), at(115));
         assert_eq!(ids(&content), ["b", "a", "c"], "after an outage b may come back");
-        content.enter(&user("c", "", "x", "http://a"), at(105 + 3600));
+        content.enter(&user("c", "", "z", "http://a"), at(105 + 3600));
         assert_eq!(ids(&content), ["a", "c"]);
+        content.enter(&user("d", "", "y", "http://a"), at(105 + 3600));
+        assert_eq!(ids(&content), ["c", "d"], "d names operations as a did");
         content.remove("a");
         let read = RegisterContent::decode(&content.encode().unwrap()).unwrap();
         assert_eq!(read, content);

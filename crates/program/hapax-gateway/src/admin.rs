@@ -200,6 +200,9 @@ async fn ready(State((admin, operators)): Shared) -> Response {
         // Another gateway would reject the same keys, and requests without keys are still served.
         format!("ready, but keys without a record are in quarantine until {until}: see `hapax store quarantine list`\n")
             .into_response()
+    } else if admin.engine.quarantines().pauses() {
+        "ready, but the register of the store was not read for 10 seconds: keys without a record do not execute\n"
+            .into_response()
     } else if !admin.metrics.calls.are_written() {
         // Another gateway could not write either, and requests without keys are still served.
         "ready, but the store did not take what was last written\n".into_response()

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use super::backlog::{ActiveExchange, DeferredOutcome};
 use super::idempotency::{EngineState, Idempotency, deadline_after};
 use super::lease::Lease;
-use super::quarantine::{self, AppliedQuarantine};
+use super::quarantine;
 use super::reconciliation::Reconciliation;
 use super::request::{KeyedRequest, OperationRequest};
 use super::retry::{self, ExchangeError};
@@ -176,10 +176,12 @@ impl Idempotency {
         };
         let call = ClaimCall { inner: Arc::clone(&self.inner), key, made_at, claim, deadline };
         // Most claims are decided by their first exchange. A wait is rare and large.
-        match call.once(call.claim.clone(), None, request).await? {
-            ClaimProgress::Decided(claim) => Ok(claim),
-            pending => Box::pin(call.wait(pending, request)).await,
-        }
+        let claimed = match call.once(call.claim.clone(), None, request).await {
+            Ok(ClaimProgress::Decided(claim)) => Ok(claim),
+            Ok(pending) => Box::pin(call.wait(pending, request)).await,
+            Err(error) => Err(error),
+        };
+        claimed.map_err(|error| self.inner.quarantines().of_outage(request.route(), error))
     }
 }
 
@@ -304,7 +306,7 @@ impl ClaimCall {
         // A first execution in progress in this process counts like a record in the store: nothing
         // may execute beside it without a claim.
         let executes = inner.executions.executes(key);
-        let quarantine = inner.quarantines.of(request.route());
+        let quarantine = inner.quarantines().of(request.route());
         if inner.overloaded() {
             return Err(match executes {
                 true => ClaimError::Interrupted(StoreError::unavailable(ClaimError::Overloaded)),
@@ -316,13 +318,7 @@ impl ClaimCall {
             // in progress has expired and was removed.
             (None, _) if executes => Some(inner.load(key).await.map_err(ClaimError::Interrupted)?),
             // It depends on the record whether the claim executes.
-            (None, Some(quarantine)) => {
-                Some(inner.load(key).await.map_err(|error| match quarantine {
-                    // The key must not execute without a claim either.
-                    AppliedQuarantine::Active { .. } => quarantine::rejected(inner.store_timeout),
-                    AppliedQuarantine::Unread => ClaimError::Store(error),
-                })?)
-            }
+            (None, Some(_)) => Some(inner.load(key).await?),
             (seen, _) => seen,
         };
         claim.quarantine =
@@ -380,6 +376,14 @@ impl ClaimCall {
                 ExchangeEnd::Owned(handover, _) if handover.is_stale() => {
                     let (elapsed, remaining) = (handover.age(), Duration::ZERO);
                     return Ok(ClaimProgress::Pending(Pending::InFlight { elapsed, remaining }));
+                }
+                // The process has confirmed it. The record that this claim found, if any, may be older. The
+                // claim is withdrawn.
+                ExchangeEnd::Owned(..)
+                    if !self.claim.adopts
+                        && inner.quarantines().began_after(back.quarantine(), request.route()) =>
+                {
+                    return Err(quarantine::rejected(Duration::ZERO));
                 }
                 ExchangeEnd::Owned(handover, _exchange) => Claim::Execute(handover.accept()),
                 ExchangeEnd::Decided(ClaimResult::Rehash(scheme)) => {

@@ -1,7 +1,7 @@
 //! The engine's handle.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -12,7 +12,7 @@ use super::backlog::Backlog;
 use super::claim::ClaimError;
 use super::detach::{DetachOnDrop, DetachSwitch};
 use super::lease_clock::LeaseClock;
-use super::quarantine::Quarantines;
+use super::quarantine::QuarantineState;
 use super::retry::{self, ExchangeError};
 use super::timer::Timer;
 use super::waiters::Waiters;
@@ -95,7 +95,7 @@ pub(super) struct EngineState {
     pub(super) limits: EngineLimits,
     pub(super) waiters: Arc<Waiters>,
     pub(super) executions: Executions,
-    pub(super) quarantines: Quarantines,
+    pub(super) quarantines: Mutex<QuarantineState>,
     pub(super) backlog: Arc<Backlog>,
     /// Permits of claims with an exchange in progress.
     pub(super) permits: Arc<Semaphore>,
@@ -399,7 +399,7 @@ impl IdempotencyBuilder {
                 limits,
                 waiters: Arc::new(Waiters::new(limits.waiters_per_key, limits.waiters)),
                 executions: Executions::default(),
-                quarantines: Quarantines::default(),
+                quarantines: Mutex::default(),
                 backlog: Arc::new(Backlog::new()),
                 permits: Arc::new(Semaphore::new(limits.claims)),
                 in_flight: AtomicUsize::new(0),

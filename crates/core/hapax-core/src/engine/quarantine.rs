@@ -1,12 +1,10 @@
 //! The quarantines of an engine, as a process read them from the store.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::claim::ClaimError;
-use super::idempotency::Idempotency;
+use super::idempotency::{EngineState, Idempotency};
 use crate::clock::Timestamp;
 use crate::machine::ClaimQuarantine;
 use crate::store::Snapshot;
@@ -26,19 +24,19 @@ pub struct Quarantine {
     pub until: Timestamp,
 }
 
-/// The quarantines of an engine. Clones of the engine share them.
+/// The quarantines of an engine, which its clones share.
 ///
 /// The process reads them from the store and [replaces](Self::replace) them here: `StoreRegister` of `hapax-operators`
-/// does. An engine for which nothing does has none.
-#[derive(Debug, Default)]
-pub struct Quarantines(Mutex<QuarantineState>);
+/// does. An engine for which nothing does has none. Times are those of [`time`](Self::time).
+#[derive(Clone, Copy, Debug)]
+pub struct Quarantines<'a>(&'a EngineState);
 
 #[derive(Debug, Default)]
-struct QuarantineState {
+pub(super) struct QuarantineState {
     /// Each with its end by the clock of this process.
-    active: Vec<(Quarantine, Instant)>,
+    active: Vec<(Quarantine, Duration)>,
     /// The time until which the quarantines count as read; `None` for ever.
-    read_until: Option<Instant>,
+    read_until: Option<Duration>,
 }
 
 /// The quarantine of a claim, before it is known when its client made the key.
@@ -55,18 +53,30 @@ pub(super) enum AppliedQuarantine {
 impl Idempotency {
     /// Returns the quarantines.
     #[must_use]
-    pub fn quarantines(&self) -> &Quarantines {
-        &self.inner.quarantines
+    pub fn quarantines(&self) -> Quarantines<'_> {
+        self.inner.quarantines()
     }
 }
 
-impl Quarantines {
+impl EngineState {
+    pub(super) const fn quarantines(&self) -> Quarantines<'_> {
+        Quarantines(self)
+    }
+}
+
+impl Quarantines<'_> {
+    /// Returns the time since the engine was built. It goes on while the machine is suspended.
+    #[must_use]
+    pub fn time(&self) -> Duration {
+        self.0.lease_clock.now()
+    }
+
     /// Replaces the quarantines by those of the store. `now` is the time of the store's clock when they were read,
     /// `read_at` a time before that by the clock of this process.
-    pub fn replace(&self, quarantines: Vec<Quarantine>, now: Timestamp, read_at: Instant) {
+    pub fn replace(&self, quarantines: Vec<Quarantine>, now: Timestamp, read_at: Duration) {
         let active = quarantines.into_iter().filter(|it| now < it.until);
         let with_end = |it: Quarantine| {
-            let end = read_at + it.until.since(now);
+            let end = read_at.saturating_add(it.until.since(now));
             (it, end)
         };
         let active = active.map(with_end).collect();
@@ -75,19 +85,19 @@ impl Quarantines {
 
     /// Sets the time until which the quarantines count as those of the store; `None` for ever, which is the default.
     /// From then on no key without a record executes, since a quarantine may have begun.
-    pub fn keep(&self, until: Option<Instant>) {
+    pub fn keep(&self, until: Option<Duration>) {
         self.state().read_until = until;
     }
 
     /// Ends the time until which the quarantines count as those of the store.
     pub fn expire(&self) {
-        self.keep(Some(Instant::now()));
+        self.keep(Some(self.time()));
     }
 
     /// Returns those that have not ended.
     #[must_use]
     pub fn active(&self) -> Vec<Quarantine> {
-        let now = Instant::now();
+        let now = self.time();
         let state = self.state();
         state.active.iter().filter(|(_, end)| now < *end).map(|(it, _)| it.clone()).collect()
     }
@@ -96,7 +106,7 @@ impl Quarantines {
     /// known whether there is one.
     #[must_use]
     pub fn pauses(&self) -> bool {
-        let (now, state) = (Instant::now(), self.state());
+        let (now, state) = (self.time(), self.state());
         state.read_until.is_some_and(|until| until <= now)
             || state.active.iter().any(|(it, end)| it.route.is_none() && now < *end)
     }
@@ -115,27 +125,55 @@ impl Quarantines {
     }
 
     pub(super) fn of(&self, route: Option<&str>) -> Option<AppliedQuarantine> {
-        let state = self.state();
-        if state.active.is_empty() && state.read_until.is_none() {
-            return None;
+        {
+            let state = self.state();
+            if state.active.is_empty() && state.read_until.is_none() {
+                return None;
+            }
         }
-        let now = Instant::now();
-        if state.read_until.is_some_and(|until| until <= now) {
-            return Some(AppliedQuarantine::Unread);
-        }
+        let (now, state) = (self.time(), self.state());
         let applies = |it: &Quarantine| it.route.is_none() || it.route.as_deref() == route;
-        // The end by the store's clock decides, at the claim.
-        let mut applied = state.active.iter().map(|(it, _)| it).filter(|it| applies(it));
-        let first = applied.next()?;
-        let (since, until) = applied.fold((first.since, first.until), |(since, until), it| {
-            (since.max(it.since), until.max(it.until))
-        });
-        Some(AppliedQuarantine::Active { since, until })
+        let mut applied = state.active.iter().filter(|(it, end)| applies(it) && now < *end);
+        match applied.next() {
+            Some((first, _)) => {
+                let first = (first.since, first.until);
+                let (since, until) = applied.fold(first, |(since, until), (it, _)| {
+                    (since.max(it.since), until.max(it.until))
+                });
+                Some(AppliedQuarantine::Active { since, until })
+            }
+            None => state
+                .read_until
+                .is_some_and(|until| until <= now)
+                .then_some(AppliedQuarantine::Unread),
+        }
+    }
+
+    /// Returns the error of a claim that the store did not answer: in a quarantine the key must not execute without a
+    /// claim either.
+    pub(super) fn of_outage(&self, route: Option<&str>, error: ClaimError) -> ClaimError {
+        let is_outage = matches!(error, ClaimError::Store(_) | ClaimError::Overloaded);
+        match self.of(route) {
+            Some(AppliedQuarantine::Active { .. }) if is_outage => rejected(self.0.store_timeout),
+            _ => error,
+        }
+    }
+
+    /// Returns whether a quarantine began after a claim had been decided by `before`.
+    pub(super) fn began_after(&self, before: Option<ClaimQuarantine>, route: Option<&str>) -> bool {
+        let since = before.map(|before| before.since);
+        match self.of(route) {
+            None => false,
+            Some(AppliedQuarantine::Unread) => since != Some(Timestamp::MAX),
+            Some(AppliedQuarantine::Active { since: began, .. }) => {
+                since.is_none_or(|it| it < began)
+            }
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, QuarantineState> {
         // Each change is one assignment.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.quarantines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -86,8 +86,15 @@ impl Reconciliation {
         let Self { call, mut claiming, .. } = self;
         let inner = Arc::clone(&call.inner);
         let request = &KeyedRequest { request, key: inner.fingerprint_key.as_ref() };
+        // The record may be gone by now, and a quarantine may have begun.
+        if let Some(quarantine) = inner.quarantines().of(request.route()) {
+            let now = claiming.seen().now;
+            claiming.set_quarantine(quarantine.at(now, call.made_at));
+        }
         let next = claiming.reconciled(verdict, &*call.inner.entropy)?;
-        let progress = call.run_exchange(claiming, next, request).await?;
+        let progress = call.run_exchange(claiming, next, request).await;
+        let progress =
+            progress.map_err(|error| inner.quarantines().of_outage(request.route(), error))?;
         // Waiters for the verdict read the record again.
         if matches!(progress, ClaimProgress::Decided(Claim::Replay(_) | Claim::Unknown { .. })) {
             call.inner.waiters.wake(&call.key, None);

@@ -39,14 +39,18 @@ impl ClaimQuarantine {
     fn holds(&self, now: Timestamp, released: Option<&StoredRecord>) -> bool {
         let is_later = |made: Timestamp| self.since < made && made <= now.after(CLOCKS_DIFFER);
         let is_new = self.made_at.is_some_and(is_later)
-            || released.is_some_and(|stored| self.since < stored.fence.issued_at());
+            || released.is_some_and(|stored| {
+                stored.fence.issued_at() < self.since && self.since <= stored.lease_until
+            });
         now < self.until && !is_new
     }
 }
 
 /// Returns the step of a claim that finds no record, or a released one, in a quarantine; `None` if it executes.
 ///
-/// A record that was released before the start counts as absent: the execution that followed may be lost.
+/// A record that was released before the start counts as absent: the execution that followed may be lost. One that
+/// was claimed before and released afterwards, by its owner or an operator, is as it was left. One that was claimed
+/// afterwards may be that of a claim which was withdrawn because of the quarantine.
 /// Under `Reconcile` the hook is called once the requests of an execution that began before the quarantine have
 /// ended. The record that announces the call is that of an operation whose outcome is unknown.
 pub(super) fn quarantined(

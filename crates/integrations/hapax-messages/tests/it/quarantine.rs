@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_core::{Clock, Idempotency, Quarantine};
 use hapax_messages::{DeadLetterReason, InboxBuilder, Message};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::world::*;
 
@@ -17,12 +17,12 @@ pub(super) const SOON: Duration = Duration::from_secs(5);
 pub(super) fn begin(world: &World, engine: &Idempotency, route: Option<&str>) {
     let (route, since) = (route.map(str::to_owned), world.clock.now());
     let it = Quarantine { route, since, until: since.after(HOUR) };
-    engine.quarantines().replace(vec![it], since, Instant::now());
+    engine.quarantines().replace(vec![it], since, engine.quarantines().time());
 }
 
 /// Ends all quarantines.
 pub(super) fn end(world: &World, engine: &Idempotency) {
-    engine.quarantines().replace(Vec::new(), world.clock.now(), Instant::now());
+    engine.quarantines().replace(Vec::new(), world.clock.now(), engine.quarantines().time());
 }
 
 #[tokio::test(start_paused = true)]
@@ -88,7 +88,7 @@ async fn while_the_register_of_the_store_is_not_read_messages_are_held() {
     world.send("before");
     sleep(HOUR).await;
     assert_eq!((world.effects().len(), world.broker.backlog()), (1, 2));
-    process.engine.quarantines().keep(Some(Instant::now() + HOUR));
+    process.engine.quarantines().keep(Some(process.engine.quarantines().time() + HOUR));
     timeout(SOON, world.broker.emptied()).await.expect("they are handled");
     assert_eq!(world.effects(), once(["before", "m-1"].map(str::to_owned)));
     assert!(process.stop().await);

@@ -53,6 +53,9 @@ pub struct QuarantineRequest {
     /// The duration; ignored at the end.
     #[serde(default)]
     pub seconds: u64,
+    /// True if the namespace may be one that no process has used.
+    #[serde(default)]
+    pub any_namespace: bool,
     /// The reason.
     pub reason: String,
     /// The operator.
@@ -82,15 +85,13 @@ async fn begin(
         namespace,
         route: asked.route,
         duration: Duration::from_secs(asked.seconds),
+        any_namespace: asked.any_namespace,
         reason: asked.reason.clone(),
         who: decider.who.clone(),
     };
     let decision = StoreDecision::begin(&start);
     let of_task = user.clone();
-    let begin = async move {
-        of_task.register().begin_quarantine(&start).await?;
-        Ok(of_task.apply().await?)
-    };
+    let begin = async move { Ok(of_task.begin_quarantine(&start).await?) };
     let begun = shared.keys.audit().decide(decision, &asked.reason, decider, begin).await;
     match begun {
         Ok(()) => answer(listed(user).await),
@@ -110,10 +111,7 @@ async fn end(
     let decider = Decider::by_api(asked.who, peer);
     let decision = StoreDecision::end(&namespace, asked.route.as_deref());
     let (of_task, route) = (user.clone(), asked.route);
-    let end = async move {
-        of_task.register().end_quarantine(&namespace, route.as_deref()).await?;
-        Ok(of_task.apply().await?)
-    };
+    let end = async move { Ok(of_task.end_quarantine(&namespace, route.as_deref()).await?) };
     let ended = shared.keys.audit().decide(decision, &asked.reason, decider, end).await;
     match ended {
         Ok(()) => answer(listed(user).await),

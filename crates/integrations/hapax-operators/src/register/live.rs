@@ -12,9 +12,9 @@ use hapax_core::{
     BoxFuture, Entropy, Extensions, Fingerprint, FingerprintScheme, Idempotency, LeaseId, Notes,
     OnUnknown, Record, RecordState, Store, StoreError, SystemEntropy, Terms, Timestamp, WriteId,
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
-use super::quarantine::MAX_CONFIRMED;
+use super::quarantine::{MAX_CONFIRMED, StoreQuarantine};
 use super::{
     FORMAT, LAPSE, REFRESH, RegisterContent, RouteNaming, StoreUser, UserDifference, WATCH,
     register_id,
@@ -56,6 +56,8 @@ struct UserState {
     others: Vec<StoreUser>,
     /// True if no process used the namespace before.
     is_first: bool,
+    /// The quarantines of the store that apply to this process, as of the last read.
+    applied: Vec<StoreQuarantine>,
 }
 
 /// Errors of an entry into the register.
@@ -145,7 +147,12 @@ impl StoreRegister {
         let entered = RegisteredUser {
             register: self.clone(),
             engine: engine.clone(),
-            state: Arc::new(Mutex::new(UserState { user, others: Vec::new(), is_first })),
+            state: Arc::new(Mutex::new(UserState {
+                user,
+                others: Vec::new(),
+                is_first,
+                applied: Vec::new(),
+            })),
             applying: Arc::default(),
         };
         entered.write_without(&ended).await?;
@@ -182,7 +189,12 @@ impl StoreRegister {
     #[must_use]
     pub fn unchecked(&self, user: StoreUser, engine: &Idempotency) -> RegisteredUser {
         engine.quarantines().expire();
-        let state = Arc::new(Mutex::new(UserState { user, others: Vec::new(), is_first: false }));
+        let state = Arc::new(Mutex::new(UserState {
+            user,
+            others: Vec::new(),
+            is_first: false,
+            applied: Vec::new(),
+        }));
         RegisteredUser {
             register: self.clone(),
             engine: engine.clone(),
@@ -216,7 +228,12 @@ impl StoreRegister {
             let swap = swap(&seen, &changed)?;
             match self.swap(swap).await? {
                 Swapped::Stored(_) => return Ok((changed, now)),
-                Swapped::Conflict(other) => seen = other,
+                Swapped::Conflict(other) => {
+                    seen = other;
+                    let mut byte = [0];
+                    SystemEntropy.fill(&mut byte).map_err(StoreError::unavailable)?;
+                    sleep(Duration::from_millis(u64::from(byte[0]) / 5)).await;
+                }
             }
         }
         Err(StoreError::unavailable(
@@ -258,10 +275,6 @@ impl RegisteredUser {
                 }
             };
             self.log(&mut logged);
-            // Of such a store only this process changes the register, and applies it then.
-            if !is_unwritten && !self.register.is_shared() {
-                return std::future::pending().await;
-            }
             sleep(pause).await;
         }
     }
@@ -284,24 +297,41 @@ impl RegisteredUser {
         &self.register
     }
 
+    pub(super) fn user(&self) -> StoreUser {
+        self.state().user.clone()
+    }
+
     pub(super) const fn engine(&self) -> &Idempotency {
         &self.engine
     }
 
     async fn read(&self) -> Result<(), StoreError> {
-        let at = Instant::now();
+        let at = self.engine.quarantines().time();
         let seen = self.register.load().await?;
-        self.confirm(&content(&seen)?, seen.now, at);
+        self.confirm(&mut content(&seen)?, seen.now, at);
         self.engine.quarantines().keep(None);
         Ok(())
     }
 
-    /// Applies the quarantines in `content`, which was loaded after `at`. Returns their ids.
-    fn confirm(&self, content: &RegisterContent, now: Timestamp, at: Instant) -> Vec<String> {
-        let user = self.state().user.clone();
-        let of_this =
-            content.quarantines.iter().filter(|it| user.follows(&it.namespace) && it.lasts(now));
-        let (ids, quarantines) = of_this.map(|it| (it.id.clone(), it.of_engine())).unzip();
+    /// Applies the quarantines in `content`, which was loaded after `at`. Those that are missing there, although no operator
+    /// ended them, are added: the register was lost with the store. Returns their ids.
+    fn confirm(&self, content: &mut RegisterContent, now: Timestamp, at: Duration) -> Vec<String> {
+        let mut state = self.state();
+        let lost = content.restore(&state.applied, now);
+        if lost > 0 {
+            tracing::error!(
+                lost,
+                "quarantines of the store were lost with its register and are continued: the store may have lost records \
+                 again; begin them anew"
+            );
+        }
+        let user = &state.user;
+        let applies = |it: &&StoreQuarantine| user.follows(&it.namespace) && it.lasts(now);
+        let applied: Vec<_> = content.quarantines.iter().filter(applies).cloned().collect();
+        let quarantines = applied.iter().map(|it| it.of_engine(user)).collect();
+        let ids = applied.iter().map(|it| it.id.clone()).collect();
+        state.applied = applied;
+        drop(state);
         self.engine.quarantines().replace(quarantines, now, at);
         ids
     }
@@ -383,7 +413,7 @@ impl RegisteredUser {
     /// Writes the entry, and removes those that have not been written since they were seen as these: by id and time.
     async fn write_without(&self, ended: &BTreeMap<String, u64>) -> Result<(), StoreError> {
         let user = self.state().user.clone();
-        let at = Instant::now();
+        let at = self.engine.quarantines().time();
         let change = |content: &mut RegisterContent, now| {
             content.users.retain(|it| ended.get(&it.id) != Some(&it.seen));
             // Applied before the write that confirms them.

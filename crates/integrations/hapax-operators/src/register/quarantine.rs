@@ -7,7 +7,7 @@ use hapax_core::{Entropy, Namespace, Quarantine, StoreError, SystemEntropy, Time
 use serde::{Deserialize, Serialize};
 
 use super::live::content;
-use super::{RegisterContent, RegisteredUser, StoreRegister, StoreUser};
+use super::{LAPSE, RegisterContent, RegisteredUser, StoreRegister, StoreUser};
 use crate::keys::rfc3339;
 
 /// The longest quarantine.
@@ -44,9 +44,10 @@ pub struct QuarantineStart {
     pub namespace: Namespace,
     /// The route that it is limited to, by its name in metrics.
     pub route: Option<String>,
-    /// The duration, at most [`MAX_QUARANTINE`]. A quarantine of this namespace and route that lasts keeps its start, and
-    /// ends after this time instead.
+    /// The duration, at most [`MAX_QUARANTINE`]. A quarantine of this namespace and route that lasts is replaced.
     pub duration: Duration,
+    /// True if the namespace may be one that no process has used.
+    pub any_namespace: bool,
     /// The reason.
     pub reason: String,
     /// The operator.
@@ -72,6 +73,8 @@ pub struct QuarantineView {
     pub confirmed: usize,
     /// Names of the processes that run and have not.
     pub unconfirmed: Vec<String>,
+    /// Seconds until processes that run and are not in the register, since it was lost with the store, apply it too.
+    pub settles_in_seconds: u64,
 }
 
 /// Errors of beginning and ending a quarantine. Nothing was changed, unless the store gave no answer.
@@ -84,10 +87,21 @@ pub enum QuarantineError {
         /// The duration.
         found: Duration,
     },
-    /// No process that runs in the namespace has this route.
+    /// No process has used the namespace.
     #[error(
-        "expected a route of a process that runs in this namespace ({known}), found {found:?}: name one of these, or leave \
-         the route out"
+        "expected a namespace that a process has used ({known}), found {found:?}: name one of these; if the store has lost \
+         that name too, allow any namespace"
+    )]
+    Namespace {
+        /// The namespace.
+        found: String,
+        /// The namespaces that processes have used.
+        known: String,
+    },
+    /// No process of the namespace has this route.
+    #[error(
+        "expected a route of a process of this namespace ({known}), found {found:?}: name one of these, or leave the route \
+         out"
     )]
     Route {
         /// The route.
@@ -120,9 +134,14 @@ impl StoreQuarantine {
         now.as_micros() < self.until
     }
 
-    pub(super) fn of_engine(&self) -> Quarantine {
+    /// Returns the quarantine of the engine of a process. It applies to all routes of a process that has routes, none of
+    /// them with this name: the requests may reach another one.
+    pub(super) fn of_engine(&self, user: &StoreUser) -> Quarantine {
+        let is_of = |route: &&String| {
+            user.routes.is_empty() || user.routes.values().any(|it| it.name == **route)
+        };
         Quarantine {
-            route: self.route.clone(),
+            route: self.route.as_ref().filter(is_of).cloned(),
             since: Timestamp::from_micros(self.since),
             until: Timestamp::from_micros(self.until),
         }
@@ -141,6 +160,11 @@ impl StoreQuarantine {
             who: self.who.clone(),
             confirmed: confirmed.len(),
             unconfirmed: unconfirmed.iter().map(|user| user.name.clone()).collect(),
+            settles_in_seconds: Timestamp::from_micros(self.since)
+                .after(LAPSE)
+                .since(now)
+                .as_secs_f64()
+                .ceil() as u64,
         }
     }
 }
@@ -156,16 +180,13 @@ impl RegisterContent {
     }
 
     fn begin(&mut self, start: &QuarantineStart, id: &str, now: Timestamp) {
-        self.quarantines.retain(|it| it.lasts(now));
-        let is_same =
-            |it: &&StoreQuarantine| Self::is_of(it, &start.namespace, start.route.as_deref());
-        let since = self.quarantines.iter().find(is_same).map_or(now.as_micros(), |it| it.since);
-        self.quarantines.retain(|it| !is_same(&it));
+        self.end(&start.namespace, start.route.as_deref(), now);
         self.quarantines.push(StoreQuarantine {
             id: id.to_owned(),
             namespace: start.namespace.as_str().to_owned(),
             route: start.route.clone(),
-            since,
+            // Also of one that replaces another: the store may have lost records in the meantime.
+            since: now.as_micros(),
             until: now.after(start.duration).as_micros(),
             reason: start.reason.clone(),
             who: start.who.clone(),
@@ -173,25 +194,68 @@ impl RegisterContent {
         });
     }
 
-    /// Returns the error of a route that no process has: its quarantine would have no effect.
+    fn end(&mut self, namespace: &Namespace, route: Option<&str>, now: Timestamp) {
+        self.ended.retain(|_, until| now.as_micros() < *until);
+        self.quarantines.retain(|it| it.lasts(now));
+        let (ended, lasting) = std::mem::take(&mut self.quarantines)
+            .into_iter()
+            .partition(|it| Self::is_of(it, namespace, route));
+        self.quarantines = lasting;
+        let ended: Vec<StoreQuarantine> = ended;
+        self.ended.extend(ended.into_iter().map(|it| (it.id, it.until)));
+        while self.ended.len() > MAX_QUARANTINES {
+            let first = self.ended.iter().min_by_key(|(_, until)| **until);
+            let Some(id) = first.map(|(id, _)| id.clone()) else { break };
+            self.ended.remove(&id);
+        }
+    }
+
+    /// Adds those of `applied` that last and were lost with the register. Returns their number.
+    pub(super) fn restore(&mut self, applied: &[StoreQuarantine], now: Timestamp) -> usize {
+        let is_known = |it: &StoreQuarantine| {
+            self.ended.contains_key(&it.id)
+                || self.quarantines.iter().any(|other| other.id == it.id)
+        };
+        let lost: Vec<_> =
+            applied.iter().filter(|it| it.lasts(now) && !is_known(it)).cloned().collect();
+        let count = lost.len();
+        self.quarantines.extend(lost);
+        count
+    }
+
+    /// Returns the error of a namespace or route that no process has: its quarantine would have no effect.
     fn check(&self, start: &QuarantineStart, now: Timestamp) -> Result<(), QuarantineError> {
         if self.quarantines.iter().filter(|it| it.lasts(now)).count() >= MAX_QUARANTINES {
             return Err(QuarantineError::TooMany);
         }
-        let Some(route) = &start.route else { return Ok(()) };
-        let live =
-            self.users.iter().filter(|it| it.is_live(now) && it.follows(start.namespace.as_str()));
-        let mut known: Vec<_> =
-            live.flat_map(|it| it.routes.values().map(|it| &*it.name)).collect();
-        if known.contains(&&**route) {
-            return Ok(());
+        let namespace = start.namespace.as_str();
+        let is_known = self.namespaces.is_empty() || self.namespaces.contains(namespace);
+        if !is_known && !start.any_namespace {
+            let known: Vec<_> = self.namespaces.iter().map(|it| format!("{it:?}")).collect();
+            return Err(QuarantineError::Namespace {
+                found: namespace.to_owned(),
+                known: known.join(", "),
+            });
         }
-        known.retain(|name| !name.is_empty());
-        known.sort_unstable();
-        known.dedup();
-        let known = if known.is_empty() { "none has one".to_owned() } else { known.join(", ") };
-        Err(QuarantineError::Route { found: route.clone(), known })
+        check_route(start, self.users.iter().filter(|it| it.follows(namespace)))
     }
+}
+
+/// Returns the error of a route that none of `users` has, of which some have routes.
+fn check_route<'a>(
+    start: &QuarantineStart,
+    users: impl Iterator<Item = &'a StoreUser>,
+) -> Result<(), QuarantineError> {
+    let Some(route) = &start.route else { return Ok(()) };
+    let mut known: Vec<_> = users.flat_map(|it| it.routes.values().map(|it| &*it.name)).collect();
+    if known.is_empty() || known.contains(&&**route) {
+        return Ok(());
+    }
+    known.retain(|name| !name.is_empty());
+    known.sort_unstable();
+    known.dedup();
+    let known = if known.is_empty() { "none has one".to_owned() } else { known.join(", ") };
+    Err(QuarantineError::Route { found: route.clone(), known })
 }
 
 impl StoreRegister {
@@ -201,11 +265,15 @@ impl StoreRegister {
     /// [`StoreError`].
     pub async fn quarantines(&self) -> Result<Vec<QuarantineView>, StoreError> {
         let seen = self.load().await?;
-        Ok(content(&seen)?.views(seen.now))
+        let mut views = content(&seen)?.views(seen.now);
+        if !self.is_shared() {
+            views.iter_mut().for_each(|it| it.settles_in_seconds = 0);
+        }
+        Ok(views)
     }
 
-    /// Begins a quarantine, or changes the end of one. It is in force once [`quarantines`](Self::quarantines) has no
-    /// unconfirmed process: each reads the register at least every three seconds, and one that cannot read it for ten
+    /// Begins a quarantine. It is in force once [`quarantines`](Self::quarantines) shows no unconfirmed process and it has
+    /// settled: each process reads the register at least every three seconds, and one that cannot read it for ten
     /// executes no key without a record.
     ///
     /// # Errors
@@ -238,13 +306,51 @@ impl StoreRegister {
             let (namespace, route) = (namespace.as_str().to_owned(), route.map(str::to_owned));
             return Err(QuarantineError::NotFound { namespace, route });
         }
-        self.change(|content, now| content.quarantines.retain(|it| it.lasts(now) && !is_it(it)))
-            .await?;
+        self.change(|content, now| content.end(namespace, route, now)).await?;
         Ok(())
     }
 }
 
 impl RegisteredUser {
+    /// Begins a quarantine as [`StoreRegister::begin_quarantine`] does, and applies it in this process.
+    ///
+    /// # Errors
+    /// [`QuarantineError`].
+    pub async fn begin_quarantine(&self, start: &QuarantineStart) -> Result<(), QuarantineError> {
+        if !self.register().is_shared() {
+            // Only this process has the store.
+            let own = self.engine().namespace();
+            if start.namespace != *own {
+                let found = start.namespace.as_str().to_owned();
+                return Err(QuarantineError::Namespace {
+                    found,
+                    known: format!("{:?}", own.as_str()),
+                });
+            }
+            check_route(start, std::iter::once(&self.user()))?;
+        }
+        let begun = self.register().begin_quarantine(start).await;
+        // Without a reply it may have begun.
+        let applied = self.apply().await;
+        begun?;
+        Ok(applied?)
+    }
+
+    /// Ends a quarantine as [`StoreRegister::end_quarantine`] does, and applies that in this process.
+    ///
+    /// # Errors
+    /// [`QuarantineError`].
+    pub async fn end_quarantine(
+        &self,
+        namespace: &Namespace,
+        route: Option<&str>,
+    ) -> Result<(), QuarantineError> {
+        let ended = self.register().end_quarantine(namespace, route).await;
+        let applied = self.apply().await;
+        ended?;
+        Ok(applied?)
+    }
+
     /// Returns the quarantines of the store that last, as [`StoreRegister::quarantines`] does.
     ///
     /// # Errors
@@ -252,11 +358,76 @@ impl RegisteredUser {
     pub async fn quarantines(&self) -> Result<Vec<QuarantineView>, StoreError> {
         let mut views = self.register().quarantines().await?;
         if !self.register().is_shared() {
-            // Such a register has no processes: this one has the store, and applies what it changes.
-            let is_own =
-                |it: &&mut QuarantineView| it.namespace == self.engine().namespace().as_str();
-            views.iter_mut().filter(is_own).for_each(|it| it.confirmed = 1);
+            // Such a register has no processes: this one has the store.
+            let applied = self.engine().quarantines().active();
+            for view in &mut views {
+                let is_applied = applied.iter().any(|it| rfc3339(it.until) == view.until);
+                view.confirmed = usize::from(is_applied);
+                view.settles_in_seconds = 0;
+            }
         }
         Ok(views)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp::from_micros(secs * 1_000_000)
+    }
+
+    fn start(namespace: &str) -> QuarantineStart {
+        QuarantineStart {
+            namespace: Namespace::new(namespace).unwrap(),
+            route: None,
+            duration: Duration::from_secs(100),
+            any_namespace: false,
+            reason: "restored".to_owned(),
+            who: "anna".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_quarantine_that_is_replaced_begins_anew() {
+        let mut content = RegisterContent::default();
+        content.begin(&start("shop"), "a", at(10));
+        content.begin(&start("bank"), "b", at(10));
+        content.begin(&start("shop"), "c", at(50));
+        let found: Vec<_> =
+            content.quarantines.iter().map(|it| (&*it.id, it.since, it.until)).collect();
+        assert_eq!(found, [("b", 10_000_000, 110_000_000), ("c", 50_000_000, 150_000_000)]);
+        assert_eq!(content.views(at(55))[1].settles_in_seconds, 5);
+        assert_eq!(content.views(at(110)).len(), 1);
+    }
+
+    #[test]
+    fn a_quarantine_that_is_lost_with_the_register_is_continued_and_one_that_was_ended_is_not() {
+        let mut content = RegisterContent::default();
+        content.begin(&start("shop"), "a", at(10));
+        let applied = content.quarantines.clone();
+        assert_eq!(content.restore(&applied, at(20)), 0);
+        let mut older = RegisterContent::default();
+        assert_eq!(older.restore(&applied, at(20)), 1);
+        assert_eq!(older.quarantines, applied);
+        assert_eq!(RegisterContent::default().restore(&applied, at(110)), 0, "it is over");
+        content.end(&Namespace::new("shop").unwrap(), None, at(30));
+        assert_eq!(content.restore(&applied, at(31)), 0);
+        // Its id is needed for as long as a process may apply it.
+        content.end(&Namespace::new("bank").unwrap(), None, at(109));
+        assert_eq!(content.ended.len(), 1);
+        content.end(&Namespace::new("bank").unwrap(), None, at(110));
+        assert_eq!(content.ended.len(), 0);
+    }
+
+    #[test]
+    fn a_namespace_that_no_process_has_used_is_rejected() {
+        let mut content = RegisterContent::default();
+        content.check(&start("shop"), at(1)).unwrap();
+        content.namespaces.insert("shops".to_owned());
+        let error = content.check(&start("shop"), at(1)).unwrap_err();
+        assert!(error.to_string().contains("(\"shops\"), found \"shop\""), "{error}");
+        content.check(&QuarantineStart { any_namespace: true, ..start("shop") }, at(1)).unwrap();
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_core::{ClaimError, Idempotency, Quarantine, Timestamp};
 use hapax_saga::{Saga, SagaStartError, SagaView, SignalError, StepContext, StepError};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::hooks::{HookedStore, entries};
 use crate::shop::{Systems, cart, order};
@@ -27,12 +27,12 @@ async fn now(engine: &Idempotency) -> Timestamp {
 pub(crate) async fn begin(engine: &Idempotency, route: Option<&str>) {
     let (route, since) = (route.map(str::to_owned), now(engine).await);
     let it = Quarantine { route, since, until: since.after(3 * HOUR) };
-    engine.quarantines().replace(vec![it], since, Instant::now());
+    engine.quarantines().replace(vec![it], since, engine.quarantines().time());
 }
 
 /// Ends all quarantines.
 pub(crate) async fn end(engine: &Idempotency) {
-    engine.quarantines().replace(Vec::new(), now(engine).await, Instant::now());
+    engine.quarantines().replace(Vec::new(), now(engine).await, engine.quarantines().time());
 }
 
 async fn view(world: &World) -> SagaView {

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(300);
 /// Keys without a record get 503, on every route or on one, until the quarantine ends. UUIDs of version 7 and ULIDs
 /// that were made after its start execute. Where an unknown outcome is reconciled, the service is asked about the
 /// key instead. Consumers, sagas and relays pause. The command returns when every process that runs applies the
-/// quarantine. Begin it before the service gets requests from the restored store, for longer than clients retry.
+/// quarantine, after 10 s at the earliest. Begin it before the service gets requests from the restored store, for longer than clients retry.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct QuarantineArgs {
@@ -40,7 +40,10 @@ pub(super) struct QuarantineArgs {
     command: Option<QuarantineCommand>,
     #[command(flatten)]
     about: QuarantineSelector,
-    /// The time after which it ends, at most 24 h; for a quarantine that lasts, its new end
+    /// Accept a namespace that no process has used, as far as the store knows
+    #[arg(long)]
+    any_namespace: bool,
+    /// The time after which it ends, at most 24 h. A quarantine that lasts is replaced
     #[arg(long = "for", value_name = "DUR", required = true, value_parser = crate::duration)]
     duration: Option<Duration>,
     /// The reason, stored in the audit file
@@ -99,7 +102,14 @@ pub(super) async fn run(args: QuarantineArgs) -> Result<ExitCode, CliError> {
             let QuarantineSelector { at, route } = args.about;
             let location = at.location()?;
             let namespace = named(&location)?;
-            let start = QuarantineStart { namespace, route, duration, reason, who: user() };
+            let start = QuarantineStart {
+                namespace,
+                route,
+                duration: Duration::from_secs(duration.as_secs_f64().ceil() as u64),
+                any_namespace: args.any_namespace,
+                reason,
+                who: user(),
+            };
             let quarantines = begin(location, start.clone()).await?;
             (quarantines, args.json, Some((start.namespace, start.route)))
         }
@@ -167,6 +177,7 @@ async fn begin_on(
                 namespace: namespace.as_str().to_owned(),
                 route: route.clone(),
                 seconds: start.duration.as_secs(),
+                any_namespace: start.any_namespace,
                 reason: start.reason,
                 who: Some(start.who),
             };
@@ -191,19 +202,23 @@ async fn begin_on(
                 "the quarantine was ended before every process had confirmed it",
             ));
         };
-        if this.unconfirmed.is_empty() {
+        if this.unconfirmed.is_empty() && this.settles_in_seconds == 0 {
             return Ok(quarantines);
         }
-        if deadline <= Instant::now() {
+        if deadline <= Instant::now() && !this.unconfirmed.is_empty() {
             return Err(CliError::unavailable(format!(
                 "the quarantine has begun; expected every process to confirm it within {CONFIRM:?}, found none from {}: \
                  stop these, which may be of an earlier version",
                 this.unconfirmed.join("; ")
             )));
         }
-        if reported != this.unconfirmed {
-            reported.clone_from(&this.unconfirmed);
-            eprintln!("hapax: waiting for {}", reported.join("; "));
+        let mut waiting = this.unconfirmed.clone();
+        if waiting.is_empty() {
+            waiting.push("processes that are not in the register, for 10 s".to_owned());
+        }
+        if reported != waiting {
+            eprintln!("hapax: waiting for {}", waiting.join("; "));
+            reported = waiting;
         }
         sleep(LOOK).await;
     }
@@ -220,7 +235,14 @@ async fn end(
         OpenedStore::Remote(remote) => {
             let namespace = namespace.as_str().to_owned();
             let who = Some(user());
-            let request = QuarantineRequest { namespace, route, seconds: 0, reason, who };
+            let request = QuarantineRequest {
+                namespace,
+                route,
+                seconds: 0,
+                any_namespace: false,
+                reason,
+                who,
+            };
             let request = Some(json!(request));
             let ended = remote.request(Method::POST, "/api/quarantines/end", request).await;
             ended.map(|_: Listed| ()).map_err(CliError::from)

@@ -49,6 +49,10 @@ fn a_process_that_was_frozen_executes_no_key_in_quarantine(url: &str) {
     let audit = folder.path().join("audit.jsonl").display().to_string();
     let at = ["--store", url, "--namespace", "shop", "--audit-file", &audit];
     let words = ["store", "quarantine", "--for", "10m", "--reason", "restored", "--json"];
+    let other = ["--store", url, "--namespace", "shpo"];
+    let (code, said) = refused(&[&words[..6], &other].concat());
+    assert_eq!(code, 64);
+    assert!(said.contains("(\"shop\"), found \"shpo\""), "{said}");
     // The frozen one confirms nothing, and counts as ended once it has written nothing for ten seconds.
     let begun: Value = serde_json::from_str(&ok(&[&words[..], &at].concat())).unwrap();
     let quarantine = &begun["quarantines"][0];
@@ -91,13 +95,13 @@ fn a_file_is_put_in_quarantine_by_its_gateway_and_without_one() {
     let said = String::from_utf8(begun.stdout).unwrap();
     assert!(said.contains("confirmed by all 1"), "{said}");
     is_rejected(gateway.address, "lost");
+    assert_eq!(begin(&["--route", "/pay"]).status.code(), Some(64), "it has no such route");
     gateway.kill();
 
     let begun = begin(&[]);
     assert!(begun.status.success(), "{begun:?}");
     let said = String::from_utf8(begun.stdout).unwrap();
     assert!(said.contains("no process that runs; one that starts applies it"), "{said}");
-    assert_eq!(begin(&["--route", "/pay"]).status.code(), Some(64));
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
     is_rejected(gateway.address, "lost");
     let end =

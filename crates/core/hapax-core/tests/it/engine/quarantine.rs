@@ -9,8 +9,9 @@ use hapax_core::{
     BoxFuture, Claim, ClaimError, HookTiming, Idempotency, Key, OnUnknown, OperationId, Policy,
     Quarantine, Scope, Store, StoreError, Timestamp, Verdict,
 };
-use tokio::time::{Instant, advance};
+use tokio::time::advance;
 
+use super::faults::Mode;
 use super::{Text, World, outcome, own, policy, reexecute, replayed};
 
 /// A store that is unavailable.
@@ -41,7 +42,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn quarantine(engine: &Idempotency, now: Timestamp, route: Option<&str>) {
     let it =
         Quarantine { route: route.map(str::to_owned), since: now, until: now.after(10 * MINUTE) };
-    engine.quarantines().replace(vec![it], now, Instant::now());
+    engine.quarantines().replace(vec![it], now, engine.quarantines().time());
 }
 
 fn now(world: &World) -> Timestamp {
@@ -125,6 +126,9 @@ async fn during_an_outage_a_key_in_quarantine_is_no_outage() {
     quarantine(&process, now(&world), None);
     // A route that executes without a record during an outage must not take it for one.
     assert!(is_rejected(&claim_of(&process, "k", &reexecute()).await));
+    // The register is not read either.
+    process.quarantines().expire();
+    assert!(is_rejected(&claim_of(&process, "k", &reexecute()).await));
 }
 
 #[tokio::test(start_paused = true)]
@@ -132,7 +136,7 @@ async fn without_the_register_no_key_without_a_record_executes() {
     let world = World::new();
     let process = world.process();
     own(&process, &reexecute()).await.complete(outcome("paid"), None).await.unwrap();
-    process.quarantines().keep(Some(Instant::now() + MINUTE));
+    process.quarantines().keep(Some(process.quarantines().time() + MINUTE));
     assert!(matches!(claim_of(&process, "before", &reexecute()).await, Ok(Claim::Execute(_))));
     advance(MINUTE).await;
     assert!(process.quarantines().pauses());
@@ -197,4 +201,23 @@ async fn an_operation_without_a_claim_is_checked_as_a_claim_is() {
     assert!(process.quarantines().check(&seen("k-1").await).is_ok(), "its record exists");
     process.quarantines().expire();
     assert!(held_back("new").await, "there may be one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_under_way_when_a_quarantine_begins_executes_nothing() {
+    let world = World::new();
+    let process = world.process();
+    world.store.set(Mode::LosesReplies);
+    let claiming = tokio::spawn({
+        let process = process.clone();
+        async move { claim_of(&process, "k", &reexecute()).await }
+    });
+    world.store.wait_for_swaps(1).await;
+    quarantine(&process, now(&world), None);
+    world.store.set(Mode::Healthy);
+    let claimed = claiming.await.unwrap();
+    assert!(is_rejected(&claimed), "{claimed:?}");
+    process.drain().await;
+    // The released record of the claim does not count as one of before.
+    assert!(is_rejected(&claim_of(&process, "k", &reexecute()).await));
 }

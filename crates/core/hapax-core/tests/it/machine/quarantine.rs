@@ -46,8 +46,9 @@ fn only_keys_that_may_have_lost_their_record_are_rejected() {
             let found = claim(&seen, (at(-5), at(60)), None, on_unknown, true);
             let outside = claim(&seen, (at(-5), at(0)), None, on_unknown, true);
             match row {
-                // The released record has a fence of ten seconds ago.
-                "absent" | "expired" | "released" => {
+                // The record was released just now, by a claim of ten seconds ago.
+                "released" => assert_eq!(word(&found), "execute#4"),
+                "absent" | "expired" => {
                     assert_eq!(found, rejected(60), "{row}");
                     assert!(matches!(outside, Step::Execute(_)), "{row}");
                 }
@@ -58,11 +59,16 @@ fn only_keys_that_may_have_lost_their_record_are_rejected() {
 }
 
 #[test]
-fn a_record_that_was_released_after_the_start_executes() {
-    let released = stored_record(RecordState::Released, 0, OnUnknown::Block);
-    let seen = Snapshot { now: at(0), stored: Some(released) };
-    let found = claim(&seen, (at(-11), at(60)), None, OnUnknown::Block, true);
-    assert_eq!(word(&found), "execute#4");
+fn a_record_of_before_that_was_released_after_the_start_executes() {
+    // It was claimed ten seconds ago.
+    let by = |released: i64, since: i64| {
+        let released = stored_record(RecordState::Released, released, OnUnknown::Block);
+        let seen = Snapshot { now: at(0), stored: Some(released) };
+        claim(&seen, (at(since), at(60)), None, OnUnknown::Block, true)
+    };
+    assert_eq!(word(&by(-5, -5)), "execute#4");
+    assert_eq!(by(-6, -5), rejected(60));
+    assert_eq!(by(-5, -10), rejected(60), "a claim that was withdrawn");
 }
 
 #[test]
