@@ -32,6 +32,7 @@ mod session;
 mod shared;
 mod tls;
 mod torture;
+mod upgrade;
 mod waiting;
 mod wire;
 mod world;

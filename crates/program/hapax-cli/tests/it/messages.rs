@@ -1,6 +1,6 @@
 //! `hapax messages`, `hapax relay` and `hapax consume`, with real servers.
 
-mod consume;
+pub(crate) mod consume;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod kills;
@@ -21,14 +21,14 @@ use serde_json::Value;
 use crate::world::{hapax, ok};
 
 /// A running `hapax relay`.
-struct RelayProcess {
+pub(crate) struct RelayProcess {
     child: Child,
     admin: SocketAddr,
 }
 
 impl RelayProcess {
     /// Starts a relay, and waits until it is ready.
-    fn start(from: &str, to: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(from: &str, to: &str, more: &[&str]) -> Self {
         let arguments = ["relay", "--from", from, "--to", to, "--admin", "127.0.0.1:0"];
         let lease = ["--lease", "2s", "--log-format", "json"];
         let command = hapax(&[&arguments[..], &lease, more].concat());
@@ -41,7 +41,7 @@ impl RelayProcess {
         self.child.wait().unwrap();
     }
 
-    fn end(mut self) -> Option<i32> {
+    pub(crate) fn end(mut self) -> Option<i32> {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         self.child.wait().unwrap().code()
     }
@@ -63,12 +63,12 @@ pub(crate) fn migrations() -> String {
     script.strip_prefix("\\set ON_ERROR_STOP on\n").expect("psql ends at an error").to_owned()
 }
 
-fn blocking<T>(run: impl FnOnce() -> T) -> T {
+pub(crate) fn blocking<T>(run: impl FnOnce() -> T) -> T {
     tokio::task::block_in_place(run)
 }
 
 /// Waits until the answer of the database to `text` is `expected`.
-async fn until(database: &PostgresServer, text: &str, expected: &str) {
+pub(crate) async fn until(database: &PostgresServer, text: &str, expected: &str) {
     while database.sql("postgres", text).await != expected {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

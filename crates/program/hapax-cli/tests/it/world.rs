@@ -305,7 +305,10 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub(crate) fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::on(TcpListener::bind("127.0.0.1:0").unwrap())
+    }
+
+    pub(crate) fn on(listener: TcpListener) -> Self {
         let address = listener.local_addr().unwrap();
         let (out, requests) = channel();
         std::thread::spawn(move || {

@@ -9,39 +9,39 @@ use super::ready;
 use crate::world::{get_with, hapax, refused};
 
 /// A running `hapax consume`, which is killed when it is dropped.
-pub(super) struct ConsumeProcess {
+pub(crate) struct ConsumeProcess {
     child: Child,
-    pub(super) admin: SocketAddr,
+    pub(crate) admin: SocketAddr,
 }
 
 impl ConsumeProcess {
     /// Starts one with these flags, and waits until it is ready.
-    pub(super) fn start(flags: &[&str]) -> Self {
+    pub(crate) fn start(flags: &[&str]) -> Self {
         let arguments = ["consume", "--admin", "127.0.0.1:0", "--log-format", "json"];
         let (child, admin) = ready(hapax(&[&arguments[..], flags].concat()));
         Self { child, admin }
     }
 
-    pub(super) fn id(&self) -> Pid {
+    pub(crate) fn id(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
     /// Waits until it has ended; `None` if a signal ended it.
-    pub(super) fn wait(mut self) -> Option<i32> {
+    pub(crate) fn wait(mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 
-    pub(super) fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.id(), signal).unwrap();
     }
 
     /// Shuts it down.
-    pub(super) fn end(self) {
+    pub(crate) fn end(self) {
         self.signal(Signal::TERM);
         assert_eq!(self.wait(), Some(0));
     }
 
-    pub(super) fn metric(&self, name: &str) -> u64 {
+    pub(crate) fn metric(&self, name: &str) -> u64 {
         let text = get_with(self.admin, "/metrics", "").body;
         let name = format!("hapax_consume_{name} ");
         let value = text.lines().find_map(|line| line.strip_prefix(&name));
