@@ -52,8 +52,14 @@ pub(crate) async fn run(print: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     let record = idempotency.operation_id(&invoice.scope(&recipient()), &key());
     let seen = idempotency.store().load(&record).await?.stored.ok_or("there is no record")?;
     let resolution = DefiniteVerdict::Happened(invoice.outcome(&server.sent()));
-    let resolve =
-        Resolve { expected: seen.fence, force: false, forget: false, resolution, note: None };
+    let resolve = Resolve {
+        expected: seen.fence,
+        force: false,
+        forget: false,
+        resolution,
+        note: None,
+        restart: false,
+    };
     idempotency.resolve(record, resolve).await?;
     let answer = send(&invoice, &server, None).await?;
     print(format!("invoice: sent as {}, replayed: {}", answer.value, answer.replayed));

@@ -376,6 +376,7 @@ impl Client {
             forget: true,
             resolution: DefiniteVerdict::DidNotHappen,
             note: None,
+            restart: false,
         };
         let resolved = self.inner.engine.resolve(*id, resolve).await.map_err(SendError::journal)?;
         Ok(matches!(resolved.result, WriteResult::Recorded(_)))

@@ -364,6 +364,7 @@ mod tests {
             forget: false,
             resolution: hapax_core::machine::DefiniteVerdict::DidNotHappen,
             note: None,
+            restart: false,
         };
         here.resolve(id, resolve).await.unwrap();
         assert_eq!(census.undecided().unknown, 0);

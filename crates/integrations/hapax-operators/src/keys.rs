@@ -402,7 +402,7 @@ impl OperatorRecords {
         // leaves an intention, never a decision without a line.
         self.note(&case, None, before.clone()).await.map_err(OperatorError::Audit)?;
         let note = serde_json::to_vec(&case.decided).map(Bytes::from).ok();
-        let resolve = Resolve { expected, force, forget, resolution, note };
+        let resolve = Resolve { expected, force, forget, resolution, note, restart: false };
         let decided = match self.engine.resolve(id, resolve).await {
             Ok(resolved) => outcome_of(resolved, expected, wanted),
             Err(error) => Err(OperatorError::Engine(error)),

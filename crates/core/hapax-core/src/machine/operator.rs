@@ -25,6 +25,9 @@ pub struct Resolve {
     pub resolution: DefiniteVerdict,
     /// The decision: its operator, time, channel and reason; stored in the record.
     pub note: Option<Bytes>,
+    /// With [`DefiniteVerdict::DidNotHappen`], counts attempts anew: the next execution is attempt 1. Otherwise
+    /// the record keeps their number for as long as it is kept.
+    pub restart: bool,
 }
 
 /// Verdict that an operator can give.
@@ -84,7 +87,12 @@ pub(super) fn by_operator(now: Timestamp, standing: &Standing<'_>, resolve: &Res
         (Standing::Done(..), DefiniteVerdict::DidNotHappen) if !resolve.forget => Step::Rejected,
         (_, DefiniteVerdict::DidNotHappen) => match may_execute {
             Some(until) if !resolve.force => Step::MayExecute { until },
-            _ => Step::Write(released(&record, Duration::ZERO)),
+            _ => {
+                if resolve.restart {
+                    record.attempt = 0;
+                }
+                Step::Write(released(&record, Duration::ZERO))
+            }
         },
         (Standing::Done(_, kept), DefiniteVerdict::Happened(outcome)) if *kept == outcome => {
             Step::Recorded

@@ -57,7 +57,8 @@ impl World {
             None => DefiniteVerdict::DidNotHappen,
         };
         let expected = FencingToken::new(fence);
-        let mut resolve = Resolve { expected, force, forget, resolution, note: None };
+        let mut resolve =
+            Resolve { expected, force, forget, resolution, note: None, restart: false };
         if self.bug == Some(Bug::DecidesBeforeItSettled) && !truth.live() {
             resolve.force = true;
         }

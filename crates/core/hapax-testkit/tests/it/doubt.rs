@@ -157,8 +157,14 @@ impl World {
             true => DefiniteVerdict::Happened(Outcome::new("operator", "yes")),
             false => DefiniteVerdict::DidNotHappen,
         };
-        let resolve =
-            Resolve { expected: stored.fence, force: true, forget: true, resolution, note: None };
+        let resolve = Resolve {
+            expected: stored.fence,
+            force: true,
+            forget: true,
+            resolution,
+            note: None,
+            restart: false,
+        };
         let seen = self.database.snapshot();
         let begun = WriteExchange::resolve(KEY, seen, resolve, &self.dice).unwrap();
         if let (_, Next::Send(swap)) = begun

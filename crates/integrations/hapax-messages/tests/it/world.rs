@@ -120,8 +120,14 @@ impl World {
         let id = engine.operation_id(&Inbox::scope("orders"), &key);
         let fence = self.memory.load(&id).await.unwrap().stored.unwrap().fence;
         let resolution = DefiniteVerdict::DidNotHappen;
-        let resolve =
-            Resolve { expected: fence, force: false, forget: true, resolution, note: None };
+        let resolve = Resolve {
+            expected: fence,
+            force: false,
+            forget: true,
+            resolution,
+            note: None,
+            restart: true,
+        };
         engine.resolve(id, resolve).await.unwrap();
     }
 

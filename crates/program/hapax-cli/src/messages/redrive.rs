@@ -403,6 +403,8 @@ impl Redrive {
             forget,
             resolution: DefiniteVerdict::DidNotHappen,
             note: None,
+            // With the attempts of before, it would be parked again without one.
+            restart: true,
         };
         let resolved = engine.resolve(id, resolve).await;
         engine.drain().await;

@@ -217,7 +217,14 @@ async fn an_unknown_operation_is_blocked_until_an_operator_decides() {
     // The policy of the record counts too, not only the caller's.
     assert!(matches!(claim(&process, "a", &reexecute()).await, Claim::Unknown { .. }));
     let resolution = DefiniteVerdict::Happened(outcome("seen in the ledger"));
-    let resolve = Resolve { expected: fence, force: false, forget: false, resolution, note: None };
+    let resolve = Resolve {
+        expected: fence,
+        force: false,
+        forget: false,
+        resolution,
+        note: None,
+        restart: false,
+    };
     let id = process.operation_id(&Scope::shared(), &key());
     process.resolve(id, resolve).await.unwrap();
     assert_eq!(replayed(&process).await, outcome("seen in the ledger"));

@@ -19,6 +19,7 @@ const fn release_any_state(expected: FencingToken) -> Resolve {
         forget: true,
         resolution: DefiniteVerdict::DidNotHappen,
         note: None,
+        restart: false,
     }
 }
 

@@ -234,8 +234,14 @@ async fn a_decision_while_a_commit_is_unresolved_decides_its_result() {
         let process = world.process();
         let database = Database::new(&world, [FailsSilently]);
         let lease = own(&process, &reexecute()).await;
-        let resolve =
-            Resolve { expected: lease.fence(), force: true, forget: false, resolution, note: None };
+        let resolve = Resolve {
+            expected: lease.fence(),
+            force: true,
+            forget: false,
+            resolution,
+            note: None,
+            restart: false,
+        };
         let backend = TransactionBackend::new(Arc::clone(&database));
         let store = Arc::clone(&world.store);
         let mut work = numbered(done());

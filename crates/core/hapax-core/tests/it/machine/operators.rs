@@ -6,7 +6,14 @@ use super::*;
 fn an_operator_decides() {
     let fence = FencingToken::new(at(-10).as_micros());
     let resolve = |expected, force, resolution| {
-        Event::Resolve(Resolve { expected, force, forget: false, resolution, note: None })
+        Event::Resolve(Resolve {
+            expected,
+            force,
+            forget: false,
+            resolution,
+            note: None,
+            restart: false,
+        })
     };
     let nothing = "absent:not-found expired:not-found released:not-found";
     let all = |lapsed: &str, word: &str| {
@@ -32,7 +39,14 @@ fn an_operator_decides() {
     let expected = format!("{nothing} live:released {} done:rejected", rest("released"));
     check("forced release", &forced, &expected);
     let resolution = DefiniteVerdict::DidNotHappen;
-    let forget = Resolve { expected: fence, force: false, forget: true, resolution, note: None };
+    let forget = Resolve {
+        expected: fence,
+        force: false,
+        forget: true,
+        resolution,
+        note: None,
+        restart: false,
+    };
     let expected = format!("{nothing} live:rejected {early} done:released");
     check("forget", &Event::Resolve(forget), &expected);
     let happened = resolve(fence, false, DefiniteVerdict::Happened(outcome("found")));
@@ -49,7 +63,8 @@ fn decide(now: Timestamp, stored: &StoredRecord, force: bool, happened: bool) ->
         false => DefiniteVerdict::DidNotHappen,
     };
     let expected = stored.fence;
-    let resolve = Resolve { expected, force, forget: false, resolution, note: None };
+    let resolve =
+        Resolve { expected, force, forget: false, resolution, note: None, restart: false };
     let seen = Snapshot { now, stored: Some(stored.clone()) };
     step(&seen, &Event::Resolve(resolve))
 }
@@ -69,6 +84,29 @@ fn written(now: Timestamp, before: &StoredRecord, draft: Draft) -> StoredRecord 
         record,
         write_id: WRITE_ID,
         fence: before.fence,
+    }
+}
+
+#[test]
+fn a_release_that_restarts_counts_attempts_anew_and_another_keeps_their_number() {
+    let parked = stored_record(RecordState::Done(outcome("parked")), 0, OnUnknown::Block);
+    for (state, restart) in [(RecordState::InFlight, true), (UNKNOWN, true), (UNKNOWN, false)] {
+        let mut stored = StoredRecord { keep_until: None, ..parked.clone() };
+        (stored.record.state, stored.record.attempt) = (state, 7);
+        for forget in [false, true] {
+            if forget {
+                stored.record.state = parked.record.state.clone();
+            }
+            let (expected, resolution) = (stored.fence, DefiniteVerdict::DidNotHappen);
+            let resolve =
+                Resolve { expected, force: true, forget, resolution, note: None, restart };
+            let seen = Snapshot { now: at(1), stored: Some(stored.clone()) };
+            let Step::Write(draft) = step(&seen, &Event::Resolve(resolve)) else { panic!() };
+            assert_eq!(draft.record.state, RecordState::Released);
+            let released = Some(written(at(1), &stored, draft));
+            let claimed = executes(&Snapshot { now: at(2), stored: released });
+            assert_eq!(claimed.record.attempt, if restart { 1 } else { 8 });
+        }
     }
 }
 
@@ -203,7 +241,14 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
     let expected = FencingToken::new(at(-10).as_micros());
     let resolve = |resolution| {
         let note = note.clone();
-        Event::Resolve(Resolve { expected, force: false, forget: false, resolution, note })
+        Event::Resolve(Resolve {
+            expected,
+            force: false,
+            forget: false,
+            resolution,
+            note,
+            restart: false,
+        })
     };
     let seen = |stored| Snapshot { now: at(0), stored: Some(stored) };
     let unknown = RecordState::Unknown { seen: None, reconciling: false };

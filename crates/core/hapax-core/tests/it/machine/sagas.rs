@@ -12,7 +12,14 @@ fn an_operator_can_only_forget_the_record_of_a_saga_that_has_ended() {
             [DefiniteVerdict::DidNotHappen, DefiniteVerdict::Happened(outcome("found"))]
         {
             let forgets = name == "done" && resolution == DefiniteVerdict::DidNotHappen;
-            let resolve = Resolve { expected, force: true, forget: true, resolution, note: None };
+            let resolve = Resolve {
+                expected,
+                force: true,
+                forget: true,
+                resolution,
+                note: None,
+                restart: false,
+            };
             let seen = Snapshot { now: at(0), stored: Some(stored.clone()) };
             let found = word(&step(&seen, &Event::Resolve(resolve)));
             let absent = ["expired", "released"].contains(&name);

@@ -224,7 +224,8 @@ async fn an_operator_can_resolve_with_an_error() {
     let record = process.operation_id(&charge.scope(&Scope::shared()), &key());
     let expected = process.store().load(&record).await.unwrap().stored.unwrap().fence;
     let resolution = DefiniteVerdict::Happened(charge.error_outcome(&declined()));
-    let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
+    let resolve =
+        Resolve { expected, force: false, forget: false, resolution, note: None, restart: false };
     process.resolve(record, resolve).await.unwrap();
     let answer = call(&charge, never).await;
     assert_eq!(failed(&answer), (&declined(), OutcomeClass::Final, true));

@@ -175,7 +175,14 @@ async fn a_call_of_the_hook_waits_for_an_execution_that_began_before_its_verdict
         let record = process.operation_id(&charge.scope(&Scope::shared()), &key());
         let expected = process.store().load(&record).await.unwrap().stored.unwrap().fence;
         let resolution = DefiniteVerdict::DidNotHappen;
-        let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
+        let resolve = Resolve {
+            expected,
+            force: false,
+            forget: false,
+            resolution,
+            note: None,
+            restart: false,
+        };
         process.resolve(record, resolve).await.unwrap();
         call(&charge, Count::default().slowly(Duration::from_secs(10))).await
     };

@@ -372,3 +372,32 @@ async fn a_message_is_not_redriven_while_the_service_may_work_on_it_unless_that_
     assert!(said.ends_with("1 published, records released: 1\n"), "{said}");
     blocking(|| process.end());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_whose_attempts_were_exhausted_has_new_ones_once_it_is_redriven_within_its_lease()
+{
+    let (socket, address) = Service::bind();
+    let mut consume = Consume::start(address).await;
+    let lease = consume.flags.iter().position(|flag| flag == "--lease").unwrap();
+    consume.flags[lease + 1] = "30m".to_owned();
+    let url = consume.world.database.url("postgres");
+    let consume = consume.with(&["--store", &url, "--attempts", "2", "--longest-pause", "200ms"]);
+    let service = &consume.service;
+    service.serve(socket);
+    let process = consume.process();
+    let failures = [Reply::Status(500, "0"); 3];
+    service.reply("m-1", &failures);
+    consume.publish("m-1", None, None).await;
+    consume.until_empty().await;
+    assert_eq!(consume.dead_letters().await, "m-1 attempts");
+    assert_eq!(service.received().len(), 2);
+    let broker = consume.world.broker.url();
+    let at = ["--database", &url, "--store", &url, "--to", &broker, "--reason", "fixed"];
+    let redrive = [&["messages", "redrive", "--consumer", "invoices", "--force"], &at[..]].concat();
+    blocking(|| ok(&redrive));
+    // It fails once more, and is accepted.
+    consume.until_empty().await;
+    assert_eq!(consume.dead_letters().await, "");
+    assert_eq!((service.received().len(), service.effects().len()), (4, 1));
+    blocking(|| process.end());
+}

@@ -102,8 +102,14 @@ impl Ordered {
         let id = self.engine.operation_id(&Inbox::scope("payments"), &key);
         let fence = self.store.load(&id).await.unwrap().stored.unwrap().fence;
         let resolution = DefiniteVerdict::DidNotHappen;
-        let resolve =
-            Resolve { expected: fence, force: false, forget: true, resolution, note: None };
+        let resolve = Resolve {
+            expected: fence,
+            force: false,
+            forget: true,
+            resolution,
+            note: None,
+            restart: false,
+        };
         self.engine.resolve(id, resolve).await.unwrap();
     }
 
