@@ -50,9 +50,6 @@ const REJECTED: &str = "rejected";
 /// Time for one try, from its beginning to the end of its response.
 pub(crate) const TRY: Duration = Duration::from_secs(60);
 
-/// Time after that for which the request may still execute at the server.
-pub(crate) const SETTLE: Duration = Duration::from_secs(60);
-
 /// Pause of a caller's operation without a permit: just longer than what it spends in memory.
 const PARKED: Duration = PAUSE.saturating_add(Duration::from_millis(1));
 
@@ -324,7 +321,7 @@ pub(crate) fn define(
     let mut saga = Saga::define("client", 1, state).retention(remember);
     saga = saga.max_value(2 * MAX_RECORDED).park_after(park_after);
     let retry = StepRetry::within(FOREVER).timeout(TRY);
-    let request = saga.again("request", move |at, ()| call(at, node)).retry(retry).settle(SETTLE);
+    let request = saga.again("request", move |at, ()| call(at, node)).retry(retry);
     let request = request.prepare(move |at, ()| prepare(at, node)).no_undo();
     saga.flow(move |op, _: RecordedRequest| async move { op.run(request, ()).await })
 }

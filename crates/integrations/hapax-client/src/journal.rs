@@ -225,14 +225,6 @@ pub enum JournalError {
         "expected an operation that has a response or has stopped, found one that may still be tried: send or resume it until it has, then repeat this"
     )]
     UnderWay,
-    /// The operation is to be forgotten, and the server may still execute it.
-    #[error(
-        "expected an operation that the server cannot execute any more, found one whose last request it may still execute for {left:?}: look it up there after that, then repeat this, or force it"
-    )]
-    MayExecute {
-        /// Time for which it may, rounded up to seconds.
-        left: Duration,
-    },
     /// The store is unavailable, full or damaged.
     #[error(
         "the journal is unavailable: {0}: nothing was sent by this call, or its response is not stored yet: send again with the same name"

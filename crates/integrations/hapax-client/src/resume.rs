@@ -7,13 +7,9 @@ use std::time::Duration;
 
 use hapax_core::schedule::EntryKey;
 use hapax_core::{
-    DefiniteVerdict, EntryId, Key, OperationId, Outcome, RecordState, Resolve, SETTLE_MARGIN,
-    Timestamp, WriteResult,
+    DefiniteVerdict, EntryId, Key, OperationId, Outcome, RecordState, Resolve, WriteResult,
 };
-use hapax_saga::log::LogTime;
-use hapax_saga::{
-    EndedSaga, SagaDecision, SagaLookup, SagaView, StuckReason, UnfinishedPage, UnreadableSaga,
-};
+use hapax_saga::{SagaDecision, SagaLookup, SagaView, StuckReason, UnfinishedPage, UnreadableSaga};
 use http::StatusCode;
 use serde::Deserialize;
 use tokio::task::{JoinError, JoinSet};
@@ -21,7 +17,6 @@ use tokio::time::timeout;
 
 use crate::client::Client;
 use crate::error::SendError;
-use crate::flow::{SETTLE, TRY};
 use crate::journal::JournalError;
 use crate::request::RecordedRequest;
 use crate::response::ResponseKind;
@@ -269,29 +264,15 @@ impl Client {
     /// [`JournalError::UnderWay`] of one that may still be tried.
     pub async fn acknowledge(&self, name: &str) -> Result<bool, SendError> {
         let Ok(name) = Key::new(name) else { return Ok(false) };
-        Ok(matches!(self.abort(&name, true).await?, Aborted::Now))
-    }
-
-    /// Aborts a stopped operation. Without `force` rejects one that the server may still execute, also if it was
-    /// aborted before.
-    async fn abort(&self, name: &Key, force: bool) -> Result<Aborted, SendError> {
-        let id = self.id(name);
+        let id = self.id(&name);
         loop {
             let view = match self.inner.operator.show(&id).await.map_err(SendError::journal)? {
                 SagaLookup::Unfinished(view) => view,
-                SagaLookup::Ended(ended) if !force => {
-                    let now = self.inner.engine.load(&id).await.map_err(JournalError::Store)?.now;
-                    may_not_execute(now, may_execute_until(&ended))?;
-                    return Ok(Aborted::Before);
-                }
-                SagaLookup::Ended(_) | SagaLookup::NotFound => return Ok(Aborted::Before),
+                SagaLookup::Ended(_) | SagaLookup::NotFound => return Ok(false),
             };
             let Some(stuck) = view.log.as_ref().and_then(|log| log.stuck.as_ref()) else {
                 return Err(JournalError::UnderWay.into());
             };
-            if !force {
-                may_not_execute(view.now, stuck.may_take_effect_until())?;
-            }
             let detail = stuck.detail.clone();
             let operator = &self.inner.operator;
             match operator.decide(&view, &SagaDecision::Abort, "client", &detail).await {
@@ -299,8 +280,8 @@ impl Client {
                 Err(hapax_saga::SagaOperatorError::Changed) => continue,
                 Err(error) => return Err(SendError::journal(error)),
             }
-            self.end(&id, name).await?;
-            return Ok(Aborted::Now);
+            self.end(&id, &name).await?;
+            return Ok(true);
         }
     }
 
@@ -328,28 +309,11 @@ impl Client {
     /// operation without a response from being sent, use [`acknowledge`](Self::acknowledge). Returns false if
     /// the journal has no such operation.
     ///
-    /// An operation without a response may still execute at the server after its last try has ended here. It is
-    /// removed from 150 seconds on after that try began; if it was acknowledged, after it was acknowledged.
-    ///
-    /// # Errors
-    /// [`JournalError::UnderWay`] of one that may still be tried, [`JournalError::MayExecute`] of one that may still
-    /// execute.
-    pub async fn forget(&self, name: &str) -> Result<bool, SendError> {
-        self.remove(name, false).await
-    }
-
-    /// Removes an operation as [`forget`](Self::forget) does, also one that may still execute at the server: if it
-    /// does, the next send of its name is a second effect.
-    ///
     /// # Errors
     /// [`JournalError::UnderWay`] of one that may still be tried.
-    pub async fn forget_forced(&self, name: &str) -> Result<bool, SendError> {
-        self.remove(name, true).await
-    }
-
-    async fn remove(&self, name: &str, force: bool) -> Result<bool, SendError> {
+    pub async fn forget(&self, name: &str) -> Result<bool, SendError> {
         let Ok(name) = Key::new(name) else { return Ok(false) };
-        self.abort(&name, force).await?;
+        self.acknowledge(name.as_str()).await?;
         self.free(&self.id(&name), |_| true).await
     }
 
@@ -402,32 +366,6 @@ impl Client {
         pages.limit = pages.limit.saturating_mul(TWO).min(NonZeroU32::MIN.saturating_add(fit - 1));
         Ok(Some(page))
     }
-}
-
-/// Result of aborting an operation.
-enum Aborted {
-    Now,
-    /// Ended before, or not in the journal.
-    Before,
-}
-
-/// Returns the time until which the server may still execute an aborted operation, whose log is gone: the last try
-/// began before the decision.
-fn may_execute_until(ended: &EndedSaga) -> Option<LogTime> {
-    let is_unknown = ended.steps.iter().any(|step| step.happened.is_none() && step.tries > 0);
-    let decided = ended.decisions.last().filter(|_| ended.failure.is_some() && is_unknown)?;
-    Some(decided.at.after(TRY).after(SETTLE).after(SETTLE_MARGIN))
-}
-
-fn may_not_execute(now: Timestamp, until: Option<LogTime>) -> Result<(), JournalError> {
-    let left = until.map(|until| Timestamp::from(until).since(now)).unwrap_or_default();
-    if left.is_zero() {
-        return Ok(());
-    }
-    // Rounded up.
-    Err(JournalError::MayExecute {
-        left: Duration::from_secs(left.as_millis().div_ceil(1000) as u64),
-    })
 }
 
 /// The pages of unfinished operations.

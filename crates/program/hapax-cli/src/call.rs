@@ -52,8 +52,8 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, CliError> {
         Some(CallCommand::Acknowledge { journal, name, json }) => {
             end(&journal, &name, json, EndOf::Tries).await
         }
-        Some(CallCommand::Forget { journal, name, force, json }) => {
-            end(&journal, &name, json, EndOf::Record { force }).await
+        Some(CallCommand::Forget { journal, name, json }) => {
+            end(&journal, &name, json, EndOf::Record).await
         }
         None => send(args.send).await,
     }
@@ -285,10 +285,7 @@ async fn resume(
 #[derive(Clone, Copy)]
 enum EndOf {
     Tries,
-    /// With `force` also that of one that may still execute.
-    Record {
-        force: bool,
-    },
+    Record,
 }
 
 /// Acknowledges an operation, or removes it.
@@ -301,13 +298,12 @@ async fn end(
     let client = build(existing(journal).await?).await?;
     let ended = match part {
         EndOf::Tries => client.acknowledge(name).await,
-        EndOf::Record { force: false } => client.forget(name).await,
-        EndOf::Record { force: true } => client.forget_forced(name).await,
+        EndOf::Record => client.forget(name).await,
     };
     client.close(DRAIN).await;
     let (key, text) = match part {
         EndOf::Tries => ("acknowledged", "acknowledged: nothing is sent under this name\n"),
-        EndOf::Record { .. } => {
+        EndOf::Record => {
             ("forgotten", "forgotten: the next call of this name sends again, under the same key\n")
         }
     };
@@ -317,7 +313,7 @@ async fn end(
         Ok(false) => {
             let wanted = match part {
                 EndOf::Tries => "an operation of this name without a response",
-                EndOf::Record { .. } => "an operation of this name",
+                EndOf::Record => "an operation of this name",
             };
             let journal = journal.path()?;
             let text = format!(
@@ -329,14 +325,6 @@ async fn end(
         Err(SendError::Journal(JournalError::UnderWay)) => {
             let text = "expected an operation that has a response or has stopped, found one that may still be tried: run its command again, or `hapax call resume --origin ORIGIN`, then repeat this";
             return Err(CliError::no(text).named("under-way"));
-        }
-        Err(SendError::Journal(JournalError::MayExecute { left })) => {
-            let text = format!(
-                "expected an operation that the server cannot execute any more, found one whose last request it may \
-                 still execute for {} s: look it up there after that, then repeat this, or add --force",
-                left.as_secs()
-            );
-            return Err(CliError::no(text).named("may-execute"));
         }
         Err(error) => return Err(failure(&error)),
     }

@@ -1,14 +1,11 @@
 //! Lists of operations, and what operators do with them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_client::{Client, Journal, JournalError, PendingState, SendError, Server};
-use hapax_core::{MemoryCapacity, MemoryStore};
-use hapax_testkit::ManualClock;
+use hapax_client::{JournalError, PendingState, SendError, Server};
 
 use crate::bank::{Act, Bank, answer};
-use crate::world::{LONG, client, secret};
+use crate::world::client;
 
 #[tokio::test]
 async fn finished_and_pending_operations_are_listed() {
@@ -53,7 +50,7 @@ async fn an_acknowledged_operation_is_not_pending_and_its_name_stays_taken() {
     let end = client.post(bank.url("/other")).operation("n").send().await;
     assert!(matches!(end, Err(SendError::Reused)), "{end:?}");
     assert_eq!(bank.arrived().len(), 1);
-    assert!(client.forget_forced("n").await.unwrap());
+    assert!(client.forget("n").await.unwrap());
     assert_eq!(send().await.unwrap().response.status, 201);
     assert_eq!(bank.arrived().len(), 2);
 }
@@ -78,44 +75,7 @@ async fn an_operation_without_a_response_is_forgotten_in_one_call() {
     let client = client(&bank, Server::without_keys()).await;
     let send = || client.post(bank.url("/")).operation("n").send();
     assert!(matches!(send().await, Err(SendError::Unknown(_))));
-    assert!(client.forget_forced("n").await.unwrap());
+    assert!(client.forget("n").await.unwrap());
     assert!(client.pending().await.unwrap().is_empty());
     assert_eq!(send().await.unwrap().response.status, 201);
-}
-
-#[tokio::test]
-async fn an_operation_that_the_server_may_still_execute_is_forgotten_only_by_force() {
-    const SECOND: Duration = Duration::from_secs(1);
-    let (bank, clock) = (Bank::start().await, Arc::new(ManualClock::default()));
-    let store = MemoryStore::new(clock.clone(), MemoryCapacity::default()).secret(secret());
-    let client = Client::open(Journal::over(Arc::new(store)).unwrap()).clock(clock.clone());
-    let client = client.server(bank.origin(), Server::without_keys()).build().await.unwrap();
-    let send = |name: &str| client.post(bank.url("/")).operation(name).send();
-    let left = async |name: &str| match client.forget(name).await {
-        Err(SendError::Journal(JournalError::MayExecute { left })) => left,
-        other => panic!("{name}: {other:?}"),
-    };
-    for name in ["waits", "forced", "acknowledged"] {
-        bank.act([Act::CutAnswer(10)]);
-        assert!(matches!(send(name).await, Err(SendError::Unknown(_))));
-    }
-    // The time of a try, 60 s in which it may still execute, and 30 s for the difference of clocks. The clock of a log
-    // goes on while this runs.
-    let is_about =
-        |left: Duration, secs: u32| (secs * SECOND..secs * SECOND + LONG).contains(&left);
-    assert!(is_about(left("waits").await, 150));
-    assert_eq!(client.pending().await.unwrap().len(), 3, "it stays");
-    assert!(client.forget_forced("forced").await.unwrap());
-    clock.advance(140 * SECOND);
-    assert!(is_about(left("waits").await, 10));
-    assert!(client.acknowledge("acknowledged").await.unwrap());
-    assert!(is_about(left("acknowledged").await, 150));
-    assert!(matches!(send("acknowledged").await, Err(SendError::Unknown(_))), "it is still known");
-    clock.advance(10 * SECOND + LONG);
-    assert!(client.forget("waits").await.unwrap());
-    clock.advance(140 * SECOND);
-    assert!(client.forget("acknowledged").await.unwrap());
-    // One with a response may be forgotten at any time.
-    send("done").await.unwrap();
-    assert!(client.forget("done").await.unwrap());
 }

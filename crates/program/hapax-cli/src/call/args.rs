@@ -102,17 +102,13 @@ pub(super) enum CallCommand {
     /// Remove an operation that has a response or has stopped: the next call of its name sends again
     ///
     /// The key stays the same. If the server has no record of it any more, or honors no keys, the next call is a
-    /// second effect. Exit codes: 0 removed, 1 there is none, or it may still be tried, or the server may still
-    /// execute it.
+    /// second effect. Exit codes: 0 removed, 1 there is none, or it may still be tried.
     Forget {
         #[command(flatten)]
         journal: JournalArgs,
         /// The name of the operation
         #[arg(value_name = "NAME")]
         name: String,
-        /// Even if the server may still execute the last request, until 150 s after it was sent
-        #[arg(long)]
-        force: bool,
         /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
