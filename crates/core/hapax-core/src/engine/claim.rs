@@ -181,7 +181,7 @@ impl Idempotency {
             Ok(pending) => Box::pin(call.wait(pending, request)).await,
             Err(error) => Err(error),
         };
-        claimed.map_err(|error| self.inner.quarantines().of_outage(request.route(), error))
+        claimed.map_err(|error| self.inner.quarantines().error_of(request.route(), error))
     }
 }
 

@@ -7,7 +7,7 @@ use super::claim::ClaimError;
 use super::idempotency::{EngineState, Idempotency};
 use crate::clock::Timestamp;
 use crate::machine::ClaimQuarantine;
-use crate::store::Snapshot;
+use crate::store::{Snapshot, StoreError};
 
 /// Longest time until a rejected claim may be repeated: an operator may end a quarantine earlier.
 const RETRY: Duration = Duration::from_secs(60);
@@ -37,6 +37,8 @@ pub(super) struct QuarantineState {
     active: Vec<(Quarantine, Duration)>,
     /// The time until which the quarantines count as read; `None` for ever.
     read_until: Option<Duration>,
+    /// True if the last read failed.
+    is_away: bool,
 }
 
 /// The quarantine of a claim, before it is known when its client made the key.
@@ -86,7 +88,14 @@ impl Quarantines<'_> {
     /// Sets the time until which the quarantines count as those of the store; `None` for ever, which is the default.
     /// From then on no key without a record executes, since a quarantine may have begun.
     pub fn keep(&self, until: Option<Duration>) {
-        self.state().read_until = until;
+        let mut state = self.state();
+        (state.read_until, state.is_away) = (until, false);
+    }
+
+    /// Notes that the quarantines could not be read, or the read not be confirmed. Once they do not count as read any
+    /// more, a claim without a record has the error of a store that is unavailable, whose outage this is.
+    pub fn failed(&self) {
+        self.state().is_away = true;
     }
 
     /// Ends the time until which the quarantines count as those of the store.
@@ -149,13 +158,24 @@ impl Quarantines<'_> {
         }
     }
 
-    /// Returns the error of a claim that the store did not answer: in a quarantine the key must not execute without a
-    /// claim either.
-    pub(super) fn of_outage(&self, route: Option<&str>, error: ClaimError) -> ClaimError {
-        let is_outage = matches!(error, ClaimError::Store(_) | ClaimError::Overloaded);
-        match self.of(route) {
-            Some(AppliedQuarantine::Active { .. }) if is_outage => rejected(self.0.store_timeout),
-            _ => error,
+    /// Returns the error of a claim as its caller gets it. In a quarantine a key must not execute without a claim, also
+    /// in an outage of the store. In an outage by which the quarantines are not read, there is no other error than
+    /// its own.
+    pub(super) fn error_of(&self, route: Option<&str>, error: ClaimError) -> ClaimError {
+        match (self.of(route), error) {
+            (
+                Some(AppliedQuarantine::Active { .. }),
+                ClaimError::Store(_) | ClaimError::Overloaded,
+            ) => rejected(self.0.store_timeout),
+            (Some(AppliedQuarantine::Unread), ClaimError::Quarantined { .. })
+                if self.state().is_away =>
+            {
+                StoreError::unavailable(
+                    "the register of the store was not read and written in time",
+                )
+                .into()
+            }
+            (_, error) => error,
         }
     }
 

@@ -94,7 +94,7 @@ impl Reconciliation {
         let next = claiming.reconciled(verdict, &*call.inner.entropy)?;
         let progress = call.run_exchange(claiming, next, request).await;
         let progress =
-            progress.map_err(|error| inner.quarantines().of_outage(request.route(), error))?;
+            progress.map_err(|error| inner.quarantines().error_of(request.route(), error))?;
         // Waiters for the verdict read the record again.
         if matches!(progress, ClaimProgress::Decided(Claim::Replay(_) | Claim::Unknown { .. })) {
             call.inner.waiters.wake(&call.key, None);

@@ -189,6 +189,7 @@ impl StoreRegister {
     #[must_use]
     pub fn unchecked(&self, user: StoreUser, engine: &Idempotency) -> RegisteredUser {
         engine.quarantines().expire();
+        engine.quarantines().failed();
         let state = Arc::new(Mutex::new(UserState {
             user,
             others: Vec::new(),
@@ -267,6 +268,7 @@ impl RegisteredUser {
                     REFRESH
                 }
                 Err(error) => {
+                    self.engine.quarantines().failed();
                     if !is_unwritten {
                         tracing::warn!(%error, "the register of the store was not read and written: keys without a record do not execute after 10 seconds");
                     }

@@ -142,6 +142,10 @@ async fn without_the_register_no_key_without_a_record_executes() {
     assert!(process.quarantines().pauses());
     assert!(is_rejected(&claim_of(&process, "k", &reexecute()).await));
     assert_eq!(replayed(&process).await, outcome("paid"));
+    // The store answers claims only: for a route that executes during an outage this is one.
+    process.quarantines().failed();
+    let claimed = claim_of(&process, "k", &reexecute()).await;
+    assert!(matches!(claimed, Err(ClaimError::Store(_))), "{claimed:?}");
     process.quarantines().keep(None);
     assert!(matches!(claim_of(&process, "k", &reexecute()).await, Ok(Claim::Execute(_))));
 }
