@@ -30,7 +30,7 @@
 //! retention.
 //!
 //! In a *quarantine* a claim that finds no record, or one that was released before its start, does not execute, unless
-//! the key was made after its start: the store may have lost a record. Under [`OnUnknown::Reconcile`] the hook is asked.
+//! the key was made after its start: the store may have lost a record. Under [`OnUnknown::Reconcile`] the hook is called.
 //!
 //! *Once settled*: without `force` an operator's *did not happen* is rejected while the request
 //! [may still execute](may_execute_until).

@@ -148,7 +148,7 @@ struct StoreLine<'a> {
 pub enum StoreDecision {
     /// An emptied or replaced store is accepted.
     Confirmed,
-    /// A quarantine begins, or gets another end.
+    /// A quarantine begins, and replaces one of the same namespace and route.
     Quarantined {
         /// The namespace.
         namespace: String,

@@ -2,7 +2,7 @@
 //!
 //! 1. It is one record of the store, under an operation id that no key has, and is changed by compare and
 //!    swap. So every store has it, and it needs no table.
-//! 2. A process writes its entry at least every three seconds. One that has written nothing for ten seconds counts
+//! 2. A process writes its entry about every three seconds. One that has written nothing for ten seconds counts
 //!    as ended; so does one that left.
 //! 3. Processes of one namespace name and compare operations alike; otherwise duplicates that reach two of them
 //!    execute twice. A process that differs from a running one is rejected.
@@ -157,7 +157,7 @@ impl StoreUser {
     }
 
     /// Returns the difference from `other` that keeps them from sharing records, if both have one namespace. A path
-    /// that only one of them has a route for is `*` of the other.
+    /// that only one of them has a route for is the most specific pattern of the other that matches it, or `*`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Option<UserDifference> {
         if self.id == other.id || self.namespace != other.namespace {
@@ -167,8 +167,7 @@ impl StoreUser {
         let paths = self.routes.keys().chain(other.routes.keys());
         paths.into_iter().find_map(|path| {
             let meaning = paths::meaning(path);
-            let [ours, theirs] =
-                [&of_ours, &of_theirs].map(|of| of.get(&meaning).or_else(|| of.get("*")));
+            let [ours, theirs] = [&of_ours, &of_theirs].map(|of| paths::find(of, &meaning));
             let (ours, theirs) = ours.zip(theirs)?;
             let settings = [
                 ("scope", &ours.scope, &theirs.scope),

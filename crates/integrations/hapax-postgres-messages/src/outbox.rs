@@ -29,6 +29,9 @@ const MISSING_PRIVILEGES: &str = "SELECT n.privilege || ' on ' || n.name FROM (V
     ) AS n (privilege, name) WHERE NOT has_table_privilege(to_regclass(n.name), n.privilege)";
 const LAG: &str = "SELECT oldest_ms, messages, blocked_keys FROM hapax_outbox_lag()";
 
+/// A statement that fails, which aborts the transaction.
+const ABORT: &str = "SELECT CAST('the messages have no outbox' AS integer)";
+
 /// Writes messages to the outbox in the transaction of `connection`, by one call of
 /// `hapax_outbox_put_all` in `schema`. They are published after it commits.
 ///
@@ -40,7 +43,7 @@ const LAG: &str = "SELECT oldest_ms, messages, blocked_keys FROM hapax_outbox_la
 ///
 /// # Errors
 /// [`StatementError`]; 22023 for an order key that is empty or over 1024 bytes, 40P01 after a
-/// deadlock. Roll the transaction back.
+/// deadlock. The transaction has failed: roll it back.
 pub async fn put_messages(
     connection: &mut dyn Executor,
     schema: Option<&SchemaName>,
@@ -48,7 +51,15 @@ pub async fn put_messages(
 ) -> Result<(), StatementError> {
     let found = match schema {
         Some(_) => None,
-        None => only_schema(connection).await?,
+        None => match only_schema(connection).await {
+            Ok(found) => found,
+            Err(error) => {
+                // As each other error here does, so that a caller who commits nevertheless has no effect without its
+                // message.
+                let _ = connection.run(ABORT, &[]).await;
+                return Err(error);
+            }
+        },
     };
     let schema = schema.or(found.as_ref());
     let destinations: Vec<_> = messages.iter().map(|it| Some(it.destination.as_str())).collect();

@@ -131,6 +131,9 @@ pub(crate) async fn check_one_set(
     Ok(())
 }
 
+/// Where tables are found by their unqualified names.
+const PATH: &str = "in the search path";
+
 fn several(place: &str, names: &str) -> StatementError {
     let text = format!(
         "expected one set of tables {place}, found them in the schemas {names}: name one by `Connections::schema` \
@@ -149,12 +152,17 @@ pub(crate) async fn only_schema(
     let of_path = all.iter().filter(|(_, is_in_path)| *is_in_path);
     let of_path: Vec<_> = of_path.map(|(name, _)| name.as_str()).collect();
     let (place, found) = match of_path.is_empty() {
-        false => ("in the search path", of_path),
+        false => (PATH, of_path),
         true => ("in the database", all.iter().map(|(name, _)| name.as_str()).collect()),
     };
     match found[..] {
         [] => Ok(None),
-        [name] => SchemaName::new(name).map(Some).map_err(|it| StatementError::Lost(it.into())),
+        [name] => match SchemaName::new(name) {
+            Ok(name) => Ok(Some(name)),
+            // The statement finds it without its name.
+            Err(_) if place == PATH => Ok(None),
+            Err(error) => Err(StatementError::Lost(error.into())),
+        },
         _ => Err(several(place, &found.join(", "))),
     }
 }

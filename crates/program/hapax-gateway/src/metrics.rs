@@ -6,6 +6,7 @@
 mod counts;
 mod process;
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -184,8 +185,13 @@ impl Metrics {
             "gauge",
             "End of a quarantine by the store's clock, in seconds since 1970.",
         )?;
+        let mut ends = BTreeMap::new();
         for Quarantine { route, until, .. } in &gauges.quarantines {
-            let route = counts::label(route.as_deref().unwrap_or_default());
+            let end = ends.entry(route.as_deref().unwrap_or_default()).or_insert(*until);
+            *end = (*end).max(*until);
+        }
+        for (route, until) in ends {
+            let route = counts::label(route);
             writeln!(out, "{name}{{{route}}} {}", until.as_micros() / 1_000_000)?;
         }
         let name = "hapax_auth_seconds";

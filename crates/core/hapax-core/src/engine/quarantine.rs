@@ -12,8 +12,7 @@ use crate::store::{Snapshot, StoreError};
 /// Longest time until a rejected claim may be repeated: an operator may end a quarantine earlier.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// A time in which the store may have lost records, as after the restore of an old backup: keys without a record do
-/// not execute.
+/// A time after a restore of the store in which keys without a record do not execute, since the record may be lost.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Quarantine {
     /// The route whose operations it is limited to, by its name in metrics; `None` for all operations.
@@ -38,7 +37,7 @@ pub(super) struct QuarantineState {
     /// The time until which the quarantines count as read; `None` for ever.
     read_until: Option<Duration>,
     /// True if the last read failed.
-    is_away: bool,
+    read_failed: bool,
 }
 
 /// The quarantine of a claim, before it is known when its client made the key.
@@ -73,9 +72,9 @@ impl Quarantines<'_> {
         self.0.lease_clock.now()
     }
 
-    /// Replaces the quarantines by those of the store. `now` is the time of the store's clock when they were read,
-    /// `read_at` a time before that by the clock of this process.
-    pub fn replace(&self, quarantines: Vec<Quarantine>, now: Timestamp, read_at: Duration) {
+    /// Replaces the quarantines by those of the store, which were read just now, at the time `now` of the store's clock.
+    pub fn replace(&self, quarantines: Vec<Quarantine>, now: Timestamp) {
+        let read_at = self.time();
         let active = quarantines.into_iter().filter(|it| now < it.until);
         let with_end = |it: Quarantine| {
             let end = read_at.saturating_add(it.until.since(now));
@@ -85,17 +84,30 @@ impl Quarantines<'_> {
         self.state().active = active;
     }
 
+    /// Removes the route of each quarantine whose times one of `quarantines` without a route has, so that it applies to
+    /// all operations until the next call of [`replace`](Self::replace).
+    pub fn widen(&self, quarantines: &[Quarantine]) {
+        let mut state = self.state();
+        let times = |it: &Quarantine| (it.since, it.until);
+        for (quarantine, _) in &mut state.active {
+            let is_wide = |it: &Quarantine| it.route.is_none() && times(it) == times(quarantine);
+            if quarantines.iter().any(is_wide) {
+                quarantine.route = None;
+            }
+        }
+    }
+
     /// Sets the time until which the quarantines count as those of the store; `None` for ever, which is the default.
     /// From then on no key without a record executes, since a quarantine may have begun.
     pub fn keep(&self, until: Option<Duration>) {
         let mut state = self.state();
-        (state.read_until, state.is_away) = (until, false);
+        (state.read_until, state.read_failed) = (until, false);
     }
 
-    /// Notes that the quarantines could not be read, or the read not be confirmed. Once they do not count as read any
-    /// more, a claim without a record has the error of a store that is unavailable, whose outage this is.
+    /// Records that the register was not read and written. Once the time of [`keep`](Self::keep) has passed, a claim
+    /// without a record fails as in an outage of the store.
     pub fn failed(&self) {
-        self.state().is_away = true;
+        self.state().read_failed = true;
     }
 
     /// Ends the time until which the quarantines count as those of the store.
@@ -141,26 +153,22 @@ impl Quarantines<'_> {
             }
         }
         let (now, state) = (self.time(), self.state());
+        let is_unread = state.read_until.is_some_and(|until| until <= now);
         let applies = |it: &Quarantine| it.route.is_none() || it.route.as_deref() == route;
         let mut applied = state.active.iter().filter(|(it, end)| applies(it) && now < *end);
-        match applied.next() {
-            Some((first, _)) => {
-                let first = (first.since, first.until);
-                let (since, until) = applied.fold(first, |(since, until), (it, _)| {
-                    (since.max(it.since), until.max(it.until))
-                });
-                Some(AppliedQuarantine::Active { since, until })
-            }
-            None => state
-                .read_until
-                .is_some_and(|until| until <= now)
-                .then_some(AppliedQuarantine::Unread),
-        }
+        let Some((first, _)) = applied.next() else {
+            return is_unread.then_some(AppliedQuarantine::Unread);
+        };
+        let (since, until) = applied.fold((first.since, first.until), |(since, until), (it, _)| {
+            (since.max(it.since), until.max(it.until))
+        });
+        // A later one may have begun.
+        let since = if is_unread { Timestamp::MAX } else { since };
+        Some(AppliedQuarantine::Active { since, until })
     }
 
-    /// Returns the error of a claim as its caller gets it. In a quarantine a key must not execute without a claim, also
-    /// in an outage of the store. In an outage by which the quarantines are not read, there is no other error than
-    /// its own.
+    /// Returns the error that the caller gets. With a quarantine an outage is [`ClaimError::Quarantined`], so that no
+    /// route executes without a claim; without one, an unread register is an outage.
     pub(super) fn error_of(&self, route: Option<&str>, error: ClaimError) -> ClaimError {
         match (self.of(route), error) {
             (
@@ -168,7 +176,7 @@ impl Quarantines<'_> {
                 ClaimError::Store(_) | ClaimError::Overloaded,
             ) => rejected(self.0.store_timeout),
             (Some(AppliedQuarantine::Unread), ClaimError::Quarantined { .. })
-                if self.state().is_away =>
+                if self.state().read_failed =>
             {
                 StoreError::unavailable(
                     "the register of the store was not read and written in time",

@@ -17,12 +17,12 @@ pub(super) const SOON: Duration = Duration::from_secs(5);
 pub(super) fn begin(world: &World, engine: &Idempotency, route: Option<&str>) {
     let (route, since) = (route.map(str::to_owned), world.clock.now());
     let it = Quarantine { route, since, until: since.after(HOUR) };
-    engine.quarantines().replace(vec![it], since, engine.quarantines().time());
+    engine.quarantines().replace(vec![it], since);
 }
 
 /// Ends all quarantines.
 pub(super) fn end(world: &World, engine: &Idempotency) {
-    engine.quarantines().replace(Vec::new(), world.clock.now(), engine.quarantines().time());
+    engine.quarantines().replace(Vec::new(), world.clock.now());
 }
 
 #[tokio::test(start_paused = true)]

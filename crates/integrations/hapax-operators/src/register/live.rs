@@ -74,6 +74,27 @@ pub enum RegisterError {
     Store(#[from] StoreError),
 }
 
+/// Reasons for which a register is not read or written although the store answers.
+#[derive(Debug, thiserror::Error)]
+enum RegisterFault {
+    #[error(
+        "expected a register of this version, found another encoding: run the version that wrote it: {0}"
+    )]
+    Content(#[source] serde_json::Error),
+    #[error(
+        "expected to change the register within 100 swaps, found a change of another process before each: start again"
+    )]
+    Conflicts,
+    #[error("expected fewer than 1000 processes in the register, found 1000: end some")]
+    Full,
+}
+
+/// Returns whether the store did not answer.
+fn is_outage(error: &StoreError) -> bool {
+    let source = std::error::Error::source(error);
+    !source.is_some_and(|source| source.is::<RegisterFault>())
+}
+
 impl StoreRegister {
     /// Creates the handle. A call of the store may take `timeout`.
     #[must_use]
@@ -178,7 +199,11 @@ impl StoreRegister {
             Err(RegisterError::Difference(difference)) => Err(difference),
             Err(RegisterError::Store(error)) => {
                 tracing::warn!(%error, "this process is not in the register of the store yet: keys without a record do not execute");
-                Ok(self.unchecked(user, engine))
+                let entered = self.unchecked(user, engine);
+                if is_outage(&error) {
+                    engine.quarantines().failed();
+                }
+                Ok(entered)
             }
         }
     }
@@ -189,7 +214,6 @@ impl StoreRegister {
     #[must_use]
     pub fn unchecked(&self, user: StoreUser, engine: &Idempotency) -> RegisteredUser {
         engine.quarantines().expire();
-        engine.quarantines().failed();
         let state = Arc::new(Mutex::new(UserState {
             user,
             others: Vec::new(),
@@ -237,9 +261,7 @@ impl StoreRegister {
                 }
             }
         }
-        Err(StoreError::unavailable(
-            "expected to change the register within 100 swaps, found a change of another process before each: start again",
-        ))
+        Err(StoreError::unavailable(RegisterFault::Conflicts))
     }
 
     /// Sends a swap. Without a reply the same swap is sent again, which finds out whether it was applied.
@@ -260,19 +282,23 @@ impl RegisteredUser {
     /// this one should not share a namespace with.
     pub async fn refresh(&self) {
         let mut logged = Vec::new();
-        let mut is_unwritten = false;
+        let mut failing_since = None;
         loop {
             let pause = match self.apply().await {
                 Ok(()) => {
-                    is_unwritten = false;
+                    failing_since = None;
                     REFRESH
                 }
                 Err(error) => {
-                    self.engine.quarantines().failed();
-                    if !is_unwritten {
+                    let now = self.engine.quarantines().time();
+                    let since = *failing_since.get_or_insert(now);
+                    // One failure, as of a connection after the process was frozen, is no outage.
+                    if is_outage(&error) && now.saturating_sub(since) >= LAPSE {
+                        self.engine.quarantines().failed();
+                    }
+                    if since == now {
                         tracing::warn!(%error, "the register of the store was not read and written: keys without a record do not execute after 10 seconds");
                     }
-                    is_unwritten = true;
                     RETRY
                 }
             };
@@ -308,16 +334,15 @@ impl RegisteredUser {
     }
 
     async fn read(&self) -> Result<(), StoreError> {
-        let at = self.engine.quarantines().time();
         let seen = self.register.load().await?;
-        self.confirm(&mut content(&seen)?, seen.now, at);
+        self.confirm(&mut content(&seen)?, seen.now);
         self.engine.quarantines().keep(None);
         Ok(())
     }
 
-    /// Applies the quarantines in `content`, which was loaded after `at`. Those that are missing there, although no operator
+    /// Applies the quarantines in `content`, which was loaded just now. Those that are missing there, although no operator
     /// ended them, are added: the register was lost with the store. Returns their ids.
-    fn confirm(&self, content: &mut RegisterContent, now: Timestamp, at: Duration) -> Vec<String> {
+    fn confirm(&self, content: &mut RegisterContent, now: Timestamp) -> Vec<String> {
         let mut state = self.state();
         let lost = content.restore(&state.applied, now);
         if lost > 0 {
@@ -334,7 +359,7 @@ impl RegisteredUser {
         let ids = applied.iter().map(|it| it.id.clone()).collect();
         state.applied = applied;
         drop(state);
-        self.engine.quarantines().replace(quarantines, now, at);
+        self.engine.quarantines().replace(quarantines, now);
         ids
     }
 
@@ -392,6 +417,9 @@ impl RegisteredUser {
             Some(difference) => Err(Box::new(difference)),
             None => {
                 state.user = changed;
+                // A quarantine of a route that gets another name here applies to all routes.
+                let applied = state.applied.iter().map(|it| it.of_engine(&state.user));
+                self.engine.quarantines().widen(&applied.collect::<Vec<_>>());
                 Ok(())
             }
         }
@@ -419,15 +447,13 @@ impl RegisteredUser {
         let change = |content: &mut RegisterContent, now| {
             content.users.retain(|it| ended.get(&it.id) != Some(&it.seen));
             // Applied before the write that confirms them.
-            let mut confirmed = self.confirm(content, now, at);
+            let mut confirmed = self.confirm(content, now);
             confirmed.truncate(MAX_CONFIRMED);
             content.enter(&StoreUser { confirmed, ..user.clone() }, now);
         };
         let (content, now) = self.register.change(change).await?;
         if !content.users.iter().any(|it| it.id == user.id) {
-            return Err(StoreError::unavailable(
-                "expected a place in the register, found the largest number of processes: end some",
-            ));
+            return Err(StoreError::unavailable(RegisterFault::Full));
         }
         // The entry counts as written from a later time on: others take this process for a live one for longer.
         self.engine.quarantines().keep(Some(at + LAPSE));
@@ -446,9 +472,8 @@ impl RegisteredUser {
 /// later version may have written it.
 pub(super) fn content(seen: &Snapshot) -> Result<RegisterContent, StoreError> {
     match seen.stored.as_ref().map(|stored| &stored.record.state) {
-        Some(RecordState::Done(outcome)) => {
-            RegisterContent::decode(outcome).map_err(StoreError::unavailable)
-        }
+        Some(RecordState::Done(outcome)) => RegisterContent::decode(outcome)
+            .map_err(|error| StoreError::unavailable(RegisterFault::Content(error))),
         _ => Ok(RegisterContent::default()),
     }
 }

@@ -73,7 +73,8 @@ pub struct QuarantineView {
     pub confirmed: usize,
     /// Names of the processes that run and have not.
     pub unconfirmed: Vec<String>,
-    /// Seconds until processes that run and are not in the register, since it was lost with the store, apply it too.
+    /// Seconds until each process that is not in the register, since its entry was lost, has read the register or executes
+    /// no key without a record; 0 for a store of one process.
     pub settles_in_seconds: u64,
 }
 
@@ -90,7 +91,7 @@ pub enum QuarantineError {
     /// No process has used the namespace.
     #[error(
         "expected a namespace that a process has used ({known}), found {found:?}: name one of these; if the store has lost \
-         that name too, allow any namespace"
+         that name too, pass --any-namespace (\"any_namespace\": true)"
     )]
     Namespace {
         /// The namespace.
@@ -110,7 +111,9 @@ pub enum QuarantineError {
         known: String,
     },
     /// There are too many quarantines.
-    #[error("expected fewer than 100 quarantines of this store, found 100: end some")]
+    #[error(
+        "expected fewer than 100 quarantines of this store, found 100: end some with `hapax store quarantine end`"
+    )]
     TooMany,
     /// There is no such quarantine.
     #[error("expected a quarantine of namespace {namespace:?}{}, found none: list them", of_route(.route.as_deref()))]
@@ -273,7 +276,7 @@ impl StoreRegister {
     }
 
     /// Begins a quarantine. It is in force once [`quarantines`](Self::quarantines) shows no unconfirmed process and it has
-    /// settled: each process reads the register at least every three seconds, and one that cannot read it for ten
+    /// settled: each process reads the register about every three seconds, and one that cannot read it for ten
     /// executes no key without a record.
     ///
     /// # Errors
@@ -291,7 +294,7 @@ impl StoreRegister {
         Ok(())
     }
 
-    /// Ends a quarantine. Processes notice within three seconds.
+    /// Ends a quarantine. Processes read that after about three seconds.
     ///
     /// # Errors
     /// [`QuarantineError`].

@@ -27,12 +27,12 @@ async fn now(engine: &Idempotency) -> Timestamp {
 pub(crate) async fn begin(engine: &Idempotency, route: Option<&str>) {
     let (route, since) = (route.map(str::to_owned), now(engine).await);
     let it = Quarantine { route, since, until: since.after(3 * HOUR) };
-    engine.quarantines().replace(vec![it], since, engine.quarantines().time());
+    engine.quarantines().replace(vec![it], since);
 }
 
 /// Ends all quarantines.
 pub(crate) async fn end(engine: &Idempotency) {
-    engine.quarantines().replace(Vec::new(), now(engine).await, engine.quarantines().time());
+    engine.quarantines().replace(Vec::new(), now(engine).await);
 }
 
 async fn view(world: &World) -> SagaView {

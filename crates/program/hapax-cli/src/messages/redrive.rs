@@ -112,8 +112,9 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
     }
     if let Some(consumer) = &args.consumer {
         let reason = args.parked_as.map(Into::into);
-        // One with its namespace is given as a list shows it.
-        let consumer = match Namespace::of_stored_consumer(consumer).0.is_default() {
+        // One with its namespace is given as a list shows it. An outbox has none.
+        let is_bare = Namespace::of_stored_consumer(consumer).0.is_default();
+        let consumer = match is_bare && consumer != OUTBOX_CONSUMER {
             true => args.namespace.unwrap_or_default().stored_consumer(consumer).into_owned(),
             false => consumer.clone(),
         };

@@ -30,9 +30,10 @@ const LOOK: Duration = Duration::from_millis(300);
 /// Reject keys that have no record, after the store has lost records, as by the restore of a backup
 ///
 /// Keys without a record get 503, on every route or on one, until the quarantine ends. UUIDs of version 7 and ULIDs
-/// that were made after its start execute. Where an unknown outcome is reconciled, the service is asked about the
-/// key instead. Consumers, sagas and relays pause. The command returns when every process that runs applies the
-/// quarantine, after 10 s at the earliest. Begin it before the service gets requests from the restored store, for longer than clients retry.
+/// that were made after its start execute. Where an unknown outcome is reconciled, a reconcile request is sent for the
+/// key. With no --route, consumers in claim mode, sagas and relays pause. The command returns when every process that
+/// runs applies the quarantine, on a server after 10 s at the earliest. Begin it before clients reach the restored
+/// store, for longer than they retry.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct QuarantineArgs {
@@ -43,7 +44,8 @@ pub(super) struct QuarantineArgs {
     /// Accept a namespace that no process has used, as far as the store knows
     #[arg(long)]
     any_namespace: bool,
-    /// The time after which it ends, at most 24 h. A quarantine that lasts is replaced
+    /// The time after which it ends, at most 24 h. A quarantine of the same namespace and route is replaced by one that
+    /// starts now
     #[arg(long = "for", value_name = "DUR", required = true, value_parser = crate::duration)]
     duration: Option<Duration>,
     /// The reason, stored in the audit file
@@ -56,7 +58,7 @@ pub(super) struct QuarantineArgs {
 
 #[derive(Debug, Subcommand)]
 enum QuarantineCommand {
-    /// End a quarantine: keys without a record execute within 3 s
+    /// End a quarantine: keys without a record execute after about 3 s
     End {
         #[command(flatten)]
         about: QuarantineSelector,
@@ -199,7 +201,8 @@ async fn begin_on(
         let this = quarantines.iter().find(|it| is_of(it, &namespace, route.as_deref()));
         let Some(this) = this else {
             return Err(CliError::no(
-                "the quarantine was ended before every process had confirmed it",
+                "expected the quarantine to last until every process had confirmed it, found it ended, by an operator or after --for: \
+                 begin it again, with a --for of at least 1m",
             ));
         };
         if this.unconfirmed.is_empty() && this.settles_in_seconds == 0 {

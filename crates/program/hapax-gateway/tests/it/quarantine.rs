@@ -170,7 +170,7 @@ async fn a_quarantine_of_a_route_leaves_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_reconcile_url_is_asked_about_a_key_without_a_record() {
+async fn a_key_without_a_record_is_reconciled() {
     let server = RedisServer::start().await;
     let upstream = Upstream::start(|seen| {
         let is_known = seen.header("idempotency-key").contains("known");

@@ -42,7 +42,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn quarantine(engine: &Idempotency, now: Timestamp, route: Option<&str>) {
     let it =
         Quarantine { route: route.map(str::to_owned), since: now, until: now.after(10 * MINUTE) };
-    engine.quarantines().replace(vec![it], now, engine.quarantines().time());
+    engine.quarantines().replace(vec![it], now);
 }
 
 fn now(world: &World) -> Timestamp {
@@ -119,7 +119,7 @@ async fn a_quarantine_of_a_route_leaves_other_operations() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn during_an_outage_a_key_in_quarantine_is_no_outage() {
+async fn in_an_outage_a_key_in_a_quarantine_is_rejected_as_quarantined() {
     let world = World::new();
     let process = Idempotency::builder(Arc::new(Down)).build().unwrap();
     assert!(matches!(claim_of(&process, "k", &reexecute()).await, Err(ClaimError::Store(_))));
@@ -151,7 +151,7 @@ async fn without_the_register_no_key_without_a_record_executes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_hook_is_asked_about_a_key_without_a_record() {
+async fn a_key_without_a_record_is_reconciled() {
     let world = World::new();
     let process = world.process();
     let hook = HookTiming { after: MINUTE, timeout: Duration::from_secs(5) };
@@ -208,7 +208,7 @@ async fn an_operation_without_a_claim_is_checked_as_a_claim_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_under_way_when_a_quarantine_begins_executes_nothing() {
+async fn a_claim_in_progress_when_a_quarantine_begins_executes_nothing() {
     let world = World::new();
     let process = world.process();
     world.store.set(Mode::LosesReplies);

@@ -39,7 +39,7 @@ fn rejected(secs: u64) -> Step {
 }
 
 #[test]
-fn only_keys_that_may_have_lost_their_record_are_rejected() {
+fn only_keys_whose_record_may_be_lost_are_rejected() {
     for on_unknown in [OnUnknown::Block, OnUnknown::Reexecute] {
         for (row, stored) in rows() {
             let seen = Snapshot { now: at(0), stored };
@@ -59,7 +59,7 @@ fn only_keys_that_may_have_lost_their_record_are_rejected() {
 }
 
 #[test]
-fn a_record_of_before_that_was_released_after_the_start_executes() {
+fn a_key_claimed_before_and_released_after_the_start_executes() {
     // It was claimed ten seconds ago.
     let by = |released: i64, since: i64| {
         let released = stored_record(RecordState::Released, released, OnUnknown::Block);
@@ -82,7 +82,7 @@ fn a_key_that_was_made_after_the_start_executes() {
 }
 
 #[test]
-fn under_reconcile_the_hook_is_asked_once_earlier_requests_have_ended() {
+fn under_reconcile_the_hook_is_called_once_earlier_requests_have_ended() {
     // A lease of 30 s, then 60 s for its requests.
     let ask = |since: i64, may: bool| {
         claim(&absent(), (at(since), at(600)), None, OnUnknown::Reconcile, may)
