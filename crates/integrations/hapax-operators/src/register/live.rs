@@ -92,7 +92,7 @@ enum RegisterFault {
 /// Returns whether the store did not answer.
 fn is_outage(error: &StoreError) -> bool {
     let source = std::error::Error::source(error);
-    !source.is_some_and(|source| source.is::<RegisterFault>())
+    source.and_then(|source| source.downcast_ref::<RegisterFault>()).is_none()
 }
 
 impl StoreRegister {
