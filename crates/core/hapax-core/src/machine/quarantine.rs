@@ -25,7 +25,8 @@ pub struct ClaimQuarantine {
 
 impl ClaimQuarantine {
     /// Returns whether the store may have lost a record of the operation, of which it has this one or none.
-    pub(crate) fn holds_back(&self, seen: &Snapshot) -> bool {
+    #[must_use]
+    pub fn holds_back(&self, seen: &Snapshot) -> bool {
         match standing(seen) {
             Standing::Absent => self.holds(seen.now, None),
             Standing::Released(stored) => self.holds(seen.now, Some(stored)),
