@@ -376,7 +376,7 @@ impl Ledger {
         }
     }
 
-    /// Ends every execution of a claim under another lease id than the one that its caller got: an
+    /// Ends every execution of a claim under another lease id than the one that its caller got, or that is withdrawn: an
     /// earlier swap of the claim may land late, on a purged key.
     pub(super) fn end_other_executions(&mut self, exchange: u32, lease_id: LeaseId) {
         let is_other =

@@ -385,6 +385,8 @@ impl World {
         if let Some(ownership) = ownership
             && let Some(execution) = entered
         {
+            let lease_id = self.ledger.executions[execution as usize].lease_id;
+            self.ledger.end_other_executions(exchange, lease_id);
             self.begin_write(
                 exchange,
                 &ownership,
