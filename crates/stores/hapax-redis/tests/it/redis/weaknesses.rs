@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use hapax_core::store::Swapped;
-use hapax_core::{FinishError, Idempotency, OnUnknown, Outcome, RecordState, Store};
+use hapax_core::{FinishError, Idempotency, OnUnknown, Outcome, RecordState, Scope, Store};
 use hapax_redis::{RedisStore, diagnose};
 use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::servers::{RedisServer, RedisServerOptions};
+use hapax_testkit::steps::named;
 use tokio::time::timeout;
 
 use super::support::{at, claim, complete, connect, expect_stored, key, own, policy};
@@ -25,7 +26,8 @@ async fn an_evicted_record_executes_again() {
     own(&process, 0, &anew).await.complete(Outcome::new("test/1", "paid"), None).await.unwrap();
     // Others fill what memory there is, until it is the turn of the first.
     server.command("CONFIG SET maxmemory 3mb").await;
-    let name = format!("EXISTS hapax:{}", key(0));
+    let name = format!("EXISTS hapax:{}", process.operation_id(&Scope::shared(), &named(0)));
+    assert_eq!(server.command(&name).await, ":1");
     timeout(SOON, async {
         let mut of = 0;
         while server.command(&name).await != ":0" {
