@@ -10,7 +10,8 @@
 //!    another one that differs. Both then log it.
 //! 5. It has the quarantines of the store. A process applies those of its namespace when it writes its entry, which
 //!    confirms them. One that has not written for ten seconds executes no key without a record, so that a quarantine
-//!    that every live process has confirmed holds for the others too.
+//!    that every live process has confirmed holds for the others too. An exception is an outage of the store of more than
+//!    ten seconds, in which routes with `store_outage = "open"` execute unprotected.
 
 mod live;
 mod paths;

@@ -52,6 +52,7 @@ impl ClaimQuarantine {
 /// A record that was released before the start counts as absent: the execution that followed may be lost. One that
 /// was claimed before and released afterwards, by its owner or an operator, is as it was left. One that was claimed
 /// afterwards may be that of a claim which was withdrawn because of the quarantine.
+///
 /// Under `Reconcile` the hook is called once the requests of an execution that began before the quarantine have
 /// ended. The record that announces the call is that of an operation whose outcome is unknown.
 pub(super) fn quarantined(

@@ -1,5 +1,5 @@
 //! Rows that no synchronous standby has: their COMMIT waited for one when the server crashed. A failover would
-//! lose them, so nobody is told that they were written before a standby has them.
+//! lose them, so no call reports them as written before a standby has them.
 
 use std::future::Future;
 
