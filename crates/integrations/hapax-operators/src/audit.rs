@@ -12,7 +12,6 @@
 //! The file is opened for each line, so that it may be rotated by renaming.
 
 use std::fmt;
-use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -325,11 +324,7 @@ impl Audit {
     fn write(&self, mut line: Vec<u8>) -> io::Result<()> {
         line.push(b'\n');
         let _turn = self.permit.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut options = OpenOptions::new();
-        options.read(true).append(true).create(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = options.open(&self.path)?;
+        let mut file = crate::open_log(&self.path)?;
         let length = file.metadata()?.len();
         if length > 0 {
             // A crash may have left half a line; this one must not become a part of it.
@@ -424,6 +419,8 @@ const fn sync_folder(_: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+
     use hapax_core::OperationId;
 
     use super::*;

@@ -44,6 +44,7 @@ mod api;
 mod audit;
 mod census;
 mod keys;
+mod log_file;
 mod register;
 mod sagas;
 mod token;
@@ -67,6 +68,7 @@ pub use keys::{
     CallerView, Decision, ListQuery, OperationDescription, OperatorError, OperatorRecords,
     OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, rfc3339,
 };
+pub use log_file::open_log;
 pub use register::{
     MAX_QUARANTINE, QuarantineError, QuarantineStart, QuarantineView, RegisterError,
     RegisteredUser, RouteNaming, StoreRegister, StoreUser, UserDifference,

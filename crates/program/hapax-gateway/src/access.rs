@@ -3,7 +3,6 @@
 //! A thread writes the lines, so that no request waits for a disk. Lines that exceed its queue are
 //! left out, and a warning has their number.
 
-use std::fs::OpenOptions;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use std::time::Duration;
 
 use hapax_core::{Clock, SystemClock, Timestamp};
 use hapax_http::server::{ResponseInfo, ResponseSource};
-use hapax_operators::rfc3339;
+use hapax_operators::{open_log, rfc3339};
 use http::{Request, Response};
 use serde::Serialize;
 use tokio::sync::oneshot;
@@ -70,15 +69,8 @@ struct Line<'a> {
 impl AccessLog {
     /// Opens the file for appending; `-` is standard output.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let out: Box<dyn Write + Send> = if path == Path::new("-") {
-            Box::new(io::stdout())
-        } else {
-            let mut options = OpenOptions::new();
-            options.append(true).create(true);
-            #[cfg(unix)]
-            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-            Box::new(options.open(path)?)
-        };
+        let out: Box<dyn Write + Send> =
+            if path == Path::new("-") { Box::new(io::stdout()) } else { Box::new(open_log(path)?) };
         let (lines, written) = sync_channel(ROOM);
         let left_out = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&left_out);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
@@ -100,13 +100,17 @@ impl Backing for FileBacking {
 
     fn reserve(&self) -> io::Result<()> {
         let path = with_suffix(&self.path, ".reserve");
-        if path.metadata().is_ok_and(|found| found.len() >= RESERVE) {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        owner_only(&mut options);
+        let file = open_own(&options, &path)?;
+        if !is_reserve(&file)? {
+            return Err(foreign("a file of zeros, or none"));
+        }
+        if file.metadata()?.len() >= RESERVE {
             return Ok(());
         }
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true);
-        owner_only(&mut options);
-        let made = options.open(&path).and_then(|file| fill(&file));
+        let made = fill(&file);
         if made.is_err() {
             // A part of the reserve would be taken for all of it, or take space from the database.
             let _ = std::fs::remove_file(&path);
@@ -115,12 +119,60 @@ impl Backing for FileBacking {
     }
 
     fn release_reserve(&self) -> io::Result<bool> {
-        match std::fs::remove_file(with_suffix(&self.path, ".reserve")) {
+        let path = with_suffix(&self.path, ".reserve");
+        match File::open(&path).and_then(|file| is_reserve(&file)) {
+            Ok(true) => {}
+            Ok(false) => return Err(foreign("a file of zeros, or none")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        match std::fs::remove_file(path) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
     }
+}
+
+/// Byte of a reserve that was written, not allocated.
+const FILLER: u8 = 0x5a;
+
+/// Returns whether a file begins as a reserve does, or is empty.
+fn is_reserve(mut file: &File) -> io::Result<bool> {
+    let mut start = Vec::new();
+    file.take(4096).read_to_end(&mut start)?;
+    file.rewind()?;
+    Ok(start.iter().all(|byte| matches!(*byte, 0 | FILLER)))
+}
+
+/// Returns the error of a file of that name which is not one of the store.
+pub(crate) fn foreign(expected: &str) -> io::Error {
+    let text = format!(
+        "expected {expected}, found a file with other content: move it away, or name another store"
+    );
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+/// Opens a file next to the database that only the store writes. A symbolic link is rejected: whoever can write the
+/// folder could have the store write into any file of its user.
+pub(crate) fn open_own(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    let mut options = options.clone();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        rustix::fs::OFlags::NOFOLLOW.bits().cast_signed(),
+    );
+    let file = options.open(path).map_err(|error| {
+        if !path.is_symlink() {
+            return error;
+        }
+        let text = "expected a file, found a symbolic link: remove it, or name another store";
+        io::Error::new(error.kind(), text)
+    })?;
+    if !file.metadata()?.is_file() {
+        return Err(foreign("a regular file"));
+    }
+    Ok(file)
 }
 
 /// Allocates the reserve on disk: setting only the length would leave a hole.
@@ -132,7 +184,7 @@ fn fill(mut file: &File) -> io::Result<()> {
         done => return Ok(done?),
     }
     // Zeros might be compressed or left out.
-    let piece = vec![0x5a; 1 << 20];
+    let piece = vec![FILLER; 1 << 20];
     for _ in 0..RESERVE >> 20 {
         file.write_all(&piece)?;
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::backing::owner_only;
+use crate::backing::{foreign, open_own, owner_only};
 use crate::error::OpenError;
 
 /// The process that has a database open.
@@ -37,7 +37,10 @@ impl LockFile {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         owner_only(&mut options);
-        let file = options.open(&path).map_err(failed)?;
+        let file = open_own(&options, &path).map_err(failed)?;
+        if !is_lock_file(&file).map_err(failed)? {
+            return Err(failed(foreign("a lock file of a store")));
+        }
         if !exclusive(&file).map_err(failed)? {
             let LockOwner { pid, admin } = said(&file).map_err(failed)?;
             return Err(OpenError::InUse { path, pid, admin });
@@ -106,6 +109,18 @@ pub(crate) fn lock_owner(path: &Path) -> io::Result<Option<LockOwner>> {
     }
 }
 
+/// The longest content of a lock file, in bytes.
+const MAX_CONTENT: u64 = 4096;
+
+/// Returns whether the file may be a lock file: it is short, and begins with a JSON object, or with a zero after a power
+/// failure.
+fn is_lock_file(file: &File) -> io::Result<bool> {
+    let mut first = Vec::new();
+    file.take(1).read_to_end(&mut first)?;
+    let is_short = file.metadata()?.len() <= MAX_CONTENT;
+    Ok(is_short && matches!(first[..], [] | [0] | [b'{']))
+}
+
 /// Writes the line first, then the length, so that a concurrent reader finds a complete first line.
 fn say(mut file: &File, admin: Option<SocketAddr>) -> io::Result<()> {
     let line = json!({ "pid": std::process::id(), "admin": admin.map(|admin| admin.to_string()) });
@@ -119,7 +134,7 @@ fn say(mut file: &File, admin: Option<SocketAddr>) -> io::Result<()> {
 fn said(mut file: &File) -> io::Result<LockOwner> {
     let mut text = Vec::new();
     file.seek(SeekFrom::Start(0))?;
-    file.take(4096).read_to_end(&mut text)?;
+    file.take(MAX_CONTENT).read_to_end(&mut text)?;
     let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let said: Value = serde_json::from_slice(line).unwrap_or_default();
     Ok(LockOwner {

@@ -124,6 +124,33 @@ async fn the_reserve_beside_a_store_has_16_mib_and_is_for_the_owner_only() {
 }
 
 #[tokio::test]
+async fn a_link_or_another_file_in_place_of_the_lock_or_the_reserve_is_not_written() {
+    let (directory, path) = temporary();
+    let [theirs, lock, reserve] =
+        ["theirs", "hapax.db.lock", "hapax.db.reserve"].map(|name| directory.path().join(name));
+    std::fs::write(&theirs, "a file of its user").unwrap();
+    let unchanged = |path: &Path| assert_eq!(std::fs::read(path).unwrap(), b"a file of its user");
+    std::os::unix::fs::symlink(&theirs, &lock).unwrap();
+    let error = open(&path).unwrap_err().to_string();
+    assert!(error.contains("found a symbolic link"), "{error}");
+    unchanged(&theirs);
+    std::fs::remove_file(&lock).unwrap();
+    std::fs::copy(&theirs, &lock).unwrap();
+    let error = open(&path).unwrap_err().to_string();
+    assert!(error.contains("expected a lock file of a store"), "{error}");
+    unchanged(&lock);
+    std::fs::remove_file(&lock).unwrap();
+    // Without a reserve the store opens.
+    std::os::unix::fs::symlink(&theirs, &reserve).unwrap();
+    open(&path).unwrap().close().await;
+    unchanged(&theirs);
+    std::fs::remove_file(&reserve).unwrap();
+    std::fs::copy(&theirs, &reserve).unwrap();
+    open(&path).unwrap().close().await;
+    unchanged(&reserve);
+}
+
+#[tokio::test]
 async fn the_secret_that_seals_is_replaced_and_the_one_that_names_stays() {
     let (directory, path) = temporary();
     let store = open(&path).unwrap();
