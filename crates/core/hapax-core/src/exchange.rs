@@ -332,9 +332,9 @@ impl ClaimExchange {
         self.claim.quarantine
     }
 
-    /// Sets the quarantine by which the claim is decided from now on.
-    pub const fn set_quarantine(&mut self, quarantine: ClaimQuarantine) {
-        self.claim.quarantine = Some(quarantine);
+    /// Sets the quarantine by which the claim is decided from now on; `None` if there is none.
+    pub const fn set_quarantine(&mut self, quarantine: Option<ClaimQuarantine>) {
+        self.claim.quarantine = quarantine;
     }
 
     /// Returns the latest snapshot; before the first reply, an absent record at time 0.

@@ -53,7 +53,7 @@ use self::draft::{Claimer, again, done, first, keep_unfinished, renewed, takeove
 pub use self::operator::{Amendment, DefiniteVerdict, Resolve};
 use self::operator::{amend, by_operator};
 pub use self::quarantine::ClaimQuarantine;
-use self::quarantine::quarantined;
+use self::quarantine::{after_lost_requests, quarantined};
 use self::release::{fingerprint_by, redirect_of, redirected, released, withdrawn};
 use self::settle::with_end;
 pub use self::settle::{SETTLE_MARGIN, may_execute_until};
@@ -415,6 +415,8 @@ fn by_policy(
     reconcile_from: Option<Timestamp>,
     event: &ClaimEvent<'_>,
 ) -> Step {
+    let reconcile_from =
+        reconcile_from.map(|from| from.max(after_lost_requests(now, stored, event)));
     match stored.record.terms.on_unknown.max(event.terms.on_unknown) {
         OnUnknown::Block => Step::Unknown { reconcile_in: None },
         OnUnknown::Reexecute => {

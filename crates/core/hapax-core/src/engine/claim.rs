@@ -321,8 +321,7 @@ impl ClaimCall {
             (None, Some(_)) => Some(inner.load(key).await?),
             (seen, _) => seen,
         };
-        claim.quarantine =
-            quarantine.and_then(|quarantine| Some(quarantine.at(seen.as_ref()?.now, *made_at)));
+        claim.quarantine = quarantine.map(|quarantine| quarantine.of_key(*made_at));
         let started = match seen {
             Some(seen) => ClaimExchange::start_at(*key, claim, seen, &*inner.entropy),
             None => ClaimExchange::start(*key, claim, &*inner.entropy),

@@ -138,9 +138,9 @@ impl Quarantines<'_> {
     /// # Errors
     /// [`ClaimError::Quarantined`]: the store may have lost its record.
     pub fn check(&self, seen: &Snapshot) -> Result<(), ClaimError> {
-        let Some(quarantine) = self.of(None).map(|it| it.at(seen.now, None)) else { return Ok(()) };
+        let Some(quarantine) = self.of(None).map(|it| it.of_key(None)) else { return Ok(()) };
         match quarantine.holds_back(seen) {
-            true => Err(rejected(quarantine.until.since(seen.now))),
+            true => Err(rejected(quarantine.remaining(seen.now))),
             false => Ok(()),
         }
     }
@@ -162,8 +162,9 @@ impl Quarantines<'_> {
         let (since, until) = applied.fold((first.since, first.until), |(since, until), (it, _)| {
             (since.max(it.since), until.max(it.until))
         });
-        // A later one may have begun.
-        let since = if is_unread { Timestamp::MAX } else { since };
+        // A later one may have begun, which ends later.
+        let (since, until) =
+            if is_unread { (Timestamp::MAX, Timestamp::MAX) } else { (since, until) };
         Some(AppliedQuarantine::Active { since, until })
     }
 
@@ -187,7 +188,8 @@ impl Quarantines<'_> {
         }
     }
 
-    /// Returns whether a quarantine began after a claim had been decided by `before`.
+    /// Returns whether a quarantine began after a claim had been decided by `before`. A claim that was decided while the
+    /// register was unread has executed nothing without a record, so no quarantine can have begun since that matters.
     pub(super) fn began_after(&self, before: Option<ClaimQuarantine>, route: Option<&str>) -> bool {
         let since = before.map(|before| before.since);
         match self.of(route) {
@@ -206,14 +208,14 @@ impl Quarantines<'_> {
 }
 
 impl AppliedQuarantine {
-    /// Returns the quarantine of a claim at `now` by the store's clock.
-    pub(super) fn at(self, now: Timestamp, made_at: Option<Timestamp>) -> ClaimQuarantine {
+    /// Returns the quarantine of a claim whose client made the key at `made_at`, if that is known.
+    pub(super) const fn of_key(self, made_at: Option<Timestamp>) -> ClaimQuarantine {
         match self {
             Self::Active { since, until } => ClaimQuarantine { since, until, made_at },
-            // The next claim may find that there is none.
+            // Without an end: the exchange of the claim may see the record again at any later time, and must not find
+            // that what it does not know has ended.
             Self::Unread => {
-                let until = now.after(Duration::from_secs(1));
-                ClaimQuarantine { since: Timestamp::MAX, until, made_at: None }
+                ClaimQuarantine { since: Timestamp::MAX, until: Timestamp::MAX, made_at: None }
             }
         }
     }

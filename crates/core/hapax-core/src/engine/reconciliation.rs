@@ -86,11 +86,9 @@ impl Reconciliation {
         let Self { call, mut claiming, .. } = self;
         let inner = Arc::clone(&call.inner);
         let request = &KeyedRequest { request, key: inner.fingerprint_key.as_ref() };
-        // The record may be gone by now, and a quarantine may have begun.
-        if let Some(quarantine) = inner.quarantines().of(request.route()) {
-            let now = claiming.seen().now;
-            claiming.set_quarantine(quarantine.at(now, call.made_at));
-        }
+        // The record may be gone by now, and a quarantine may have begun or ended.
+        let quarantine = inner.quarantines().of(request.route());
+        claiming.set_quarantine(quarantine.map(|quarantine| quarantine.of_key(call.made_at)));
         let next = claiming.reconciled(verdict, &*call.inner.entropy)?;
         let progress = call.run_exchange(claiming, next, request).await;
         let progress =

@@ -12,12 +12,16 @@ use crate::store::{Snapshot, StoredRecord};
 /// the key only looks like one with a time.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(300);
 
+/// Time until a claim may find out whether there is a quarantine.
+const UNREAD: Duration = Duration::from_secs(1);
+
 /// The quarantine of a claim: the store may have lost the records of keys that were made before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClaimQuarantine {
-    /// Its start, by the store's clock. All records that may be lost are older.
+    /// Its start, by the store's clock. All records that may be lost are older. [`Timestamp::MAX`] if it is not known
+    /// whether there is one.
     pub since: Timestamp,
-    /// Its end.
+    /// Its end; [`Timestamp::MAX`] if it is not known.
     pub until: Timestamp,
     /// The time at which the client made the key, if the key contains it.
     pub made_at: Option<Timestamp>,
@@ -37,6 +41,14 @@ impl ClaimQuarantine {
         }
     }
 
+    /// Returns the time from `now` to its end, or in which it may be found out whether there is one.
+    pub(crate) fn remaining(&self, now: Timestamp) -> Duration {
+        match self.until {
+            Timestamp::MAX => UNREAD,
+            until => until.since(now),
+        }
+    }
+
     fn holds(&self, now: Timestamp, released: Option<&StoredRecord>) -> bool {
         let is_later = |made: Timestamp| self.since < made && made <= now.after(CLOCKS_DIFFER);
         let is_new = self.made_at.is_some_and(is_later)
@@ -44,6 +56,24 @@ impl ClaimQuarantine {
                 stored.fence.issued_at() < self.since && self.since <= stored.lease_until
             });
         now < self.until && !is_new
+    }
+}
+
+/// Returns the time from which the hook may be called about a record that is older than the quarantine of the claim: a
+/// later execution, whose record may be lost, may have sent a request just before the start. `now` if that cannot be.
+pub(super) fn after_lost_requests(
+    now: Timestamp,
+    stored: &StoredRecord,
+    event: &ClaimEvent<'_>,
+) -> Timestamp {
+    let is_older = |it: &ClaimQuarantine| stored.fence.issued_at() < it.since;
+    let Some((quarantine, hook)) = event.quarantine.filter(is_older).zip(event.hook) else {
+        return now;
+    };
+    match quarantine.since {
+        // It is not known whether one has begun.
+        Timestamp::MAX => now.after(UNREAD),
+        since => since.after(event.terms.lease).after(hook.after),
     }
 }
 
@@ -61,7 +91,7 @@ pub(super) fn quarantined(
     event: &ClaimEvent<'_>,
 ) -> Option<Step> {
     let quarantine = event.quarantine.filter(|quarantine| quarantine.holds(now, released))?;
-    let remaining = quarantine.until.since(now);
+    let remaining = quarantine.remaining(now);
     let hook = event.hook.filter(|_| event.terms.on_unknown == OnUnknown::Reconcile);
     let Some(hook) = hook else { return Some(Step::Quarantined { remaining }) };
     let from = quarantine.since.after(event.terms.lease).after(hook.after);

@@ -225,3 +225,30 @@ async fn a_claim_in_progress_when_a_quarantine_begins_executes_nothing() {
     // The released record of the claim does not count as one of before.
     assert!(is_rejected(&claim_of(&process, "k", &reexecute()).await));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_was_reconciled_while_the_register_was_unread_executes_nothing() {
+    let world = World::new();
+    let [process, other] = [world.process(), world.process()];
+    let hook = HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(5) };
+    let ask = Policy { hook: Some(hook), ..policy(OnUnknown::Reconcile) };
+    let Ok(Claim::Execute(lease)) = claim_of(&process, "k", &ask).await else {
+        panic!("expected an execution")
+    };
+    lease.abandon(None).await.unwrap();
+    let reconciled = async |process: &Idempotency| match claim_of(process, "k", &ask).await {
+        Ok(Claim::Reconcile(reconciliation)) => reconciliation,
+        claim => panic!("expected a call of the hook, found {claim:?}"),
+    };
+    let reconciliation = reconciled(&process).await;
+    process.quarantines().expire();
+    // Its record is no longer the one that the hook was called for.
+    advance(MINUTE).await;
+    let claimed = reconciled(&other).await.conclude(Verdict::DidNotHappen, &Text("a")).await;
+    let Ok(Claim::Execute(lease)) = claimed else { panic!("expected an execution") };
+    lease.release().await.unwrap();
+    let claimed = reconciliation.conclude(Verdict::DidNotHappen, &Text("a")).await;
+    assert!(is_rejected(&claimed), "{claimed:?}");
+    process.quarantines().keep(None);
+    assert!(matches!(claim_of(&process, "k", &ask).await, Ok(Claim::Execute(_))));
+}

@@ -115,3 +115,30 @@ fn under_reconcile_the_hook_is_called_once_earlier_requests_have_ended() {
     // A policy that does not ask rejects.
     assert_eq!(claim(&absent(), (at(-90), at(600)), None, OnUnknown::Block, true), rejected(600));
 }
+
+#[test]
+fn without_knowledge_of_a_quarantine_no_key_without_a_record_executes_at_any_time() {
+    let unknown = (Timestamp::MAX, Timestamp::MAX);
+    for now in [0, 1, 100_000] {
+        let seen = Snapshot { now: at(now), stored: None };
+        for on_unknown in [OnUnknown::Block, OnUnknown::Reconcile] {
+            assert_eq!(claim(&seen, unknown, None, on_unknown, true), rejected(1));
+        }
+    }
+}
+
+#[test]
+fn the_hook_is_called_about_an_older_record_once_requests_of_lost_executions_have_ended() {
+    // The record was claimed ten seconds ago.
+    let by = |since: i64, now: i64| {
+        let state = RecordState::Unknown { seen: None, reconciling: false };
+        let stored = stored_record(state, -5, OnUnknown::Reconcile);
+        let seen = Snapshot { now: at(now), stored: Some(stored) };
+        claim(&seen, (at(since), at(900)), None, OnUnknown::Reconcile, true)
+    };
+    let HookTiming { after, .. } = HOOK.unwrap();
+    let from = (terms(OnUnknown::Reconcile).lease + after).as_secs() as i64;
+    assert!(matches!(by(-10, 0), Step::Reconcile(_)), "a quarantine that began before it");
+    assert_eq!(by(0, from - 1), Step::Unknown { reconcile_in: Some(Duration::from_secs(1)) });
+    assert!(matches!(by(0, from), Step::Reconcile(_)));
+}
