@@ -2,8 +2,10 @@
 
 mod args;
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
-use std::io::{ErrorKind, Write as _};
+use std::io::{ErrorKind, IsTerminal as _, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use hapax_client::{
     Client, ClientBuilder, ClientError, Credentials, FinishedOperation, Journal, JournalError,
     PendingOperation, PendingState, SendError, Sent,
 };
+use hapax_gateway::StoreUrl;
 use http::{HeaderValue, Uri};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -18,7 +21,7 @@ use tokio::time::{Instant, sleep};
 pub(crate) use self::args::CallArgs;
 use self::args::{CallCommand, JournalArgs, SendArgs, ServerArgs};
 use crate::exit::{CliError, with_causes};
-use crate::keys;
+use crate::{keys, output, secrets};
 
 /// Time for requests in progress when the program ends.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -126,8 +129,12 @@ fn answered(end: Result<Sent, SendError>, progress: &str) -> Result<ExitCode, Cl
         SendError::Pending(_) => waiting(progress),
         error => failure(&error),
     })?;
-    let mut output = std::io::stdout().lock();
-    match output.write_all(&sent.response.body).and_then(|()| output.flush()) {
+    let mut stdout = std::io::stdout().lock();
+    let body = match std::str::from_utf8(&sent.response.body) {
+        Ok(text) if stdout.is_terminal() => Cow::Owned(output::block(text).into_bytes()),
+        _ => Cow::Borrowed(&sent.response.body[..]),
+    };
+    match stdout.write_all(&body).and_then(|()| stdout.flush()) {
         // A reader that has gone needs no more: the exit code reports the status as well.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             return Err(unprinted(&sent, &error));
@@ -159,8 +166,8 @@ fn unprinted(sent: &Sent, error: &std::io::Error) -> CliError {
 
 /// Prints the text of a command.
 fn print(text: &str) -> Result<(), CliError> {
-    let mut output = std::io::stdout().lock();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(output::block(text).as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             let text = format!(
                 "expected to write to standard output, found {error}: correct that, and run the command again"
@@ -219,7 +226,7 @@ async fn list(
     };
     client.close(DRAIN).await;
     print(&match as_json {
-        true => keys::json(&listed_json(&pending, &finished))?,
+        true => output::json(&listed_json(&pending, &finished))?,
         false => listed(&pending, &finished),
     })?;
     Ok(ExitCode::SUCCESS)
@@ -261,7 +268,7 @@ async fn resume(
     };
     client.close(DRAIN).await;
     print(&match as_json {
-        true => keys::json(&listed_json(&left, &[]))?,
+        true => output::json(&listed_json(&left, &[]))?,
         false => listed(&left, &[]),
     })?;
     if let Some(error) = failed {
@@ -308,7 +315,7 @@ async fn end(
         }
     };
     match ended {
-        Ok(true) if as_json => print(&keys::json(&json!({ key: name }))?)?,
+        Ok(true) if as_json => print(&output::json(&json!({ key: name }))?)?,
         Ok(true) => print(text)?,
         Ok(false) => {
             let wanted = match part {
@@ -333,13 +340,16 @@ async fn end(
 
 /// Opens the journal that flags select. A command that sends nothing creates none.
 async fn existing(args: &JournalArgs) -> Result<ClientBuilder, CliError> {
-    let journal = Journal::existing_file_within(args.path()?, args.lock_wait).await;
+    let path = args.path()?;
+    warn_of_secret(&path);
+    let journal = Journal::existing_file_within(path, args.lock_wait).await;
     Ok(Client::open(journal.map_err(|error| unopened(&error))?))
 }
 
 /// Opens the journal that flags select, or creates it and says so.
 async fn open_or_create(args: &JournalArgs) -> Result<ClientBuilder, CliError> {
     let path = args.path_to_create()?;
+    warn_of_secret(&path);
     let journal = Journal::file_within(&path, args.lock_wait).await;
     let journal = journal.map_err(|error| unopened(&error))?;
     if journal.is_new() {
@@ -351,6 +361,13 @@ async fn open_or_create(args: &JournalArgs) -> Result<ClientBuilder, CliError> {
         );
     }
     Ok(Client::open(journal))
+}
+
+/// Warns if other users can read the secret of the journal at `path`.
+fn warn_of_secret(path: &Path) {
+    if let Some(secret) = StoreUrl::File(path.to_owned()).secret_file() {
+        secrets::warn_if_open(&secret);
+    }
 }
 
 fn unopened(error: &JournalError) -> CliError {

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use hapax_core::{Idempotency, MemoryStore, Namespace, Store};
-use hapax_gateway::{OpenStore, ServerUrl, StoreOpenError, StoreOpener, StoreUrl};
+use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_messages::{
     Attempts, Consumer, ConsumerLimits, DeadLetterStore, IdRules, Inbox, InboxError,
 };
@@ -24,8 +24,9 @@ use self::source::SourcePlan;
 use crate::admin;
 use crate::exit::{CliError, of, with_causes};
 use crate::keys::TIMEOUT;
-use crate::messages::{HiddenUrl, connection, connection_to_messages, scheme};
+use crate::messages::{HiddenUrl, connection, connection_to_messages};
 use crate::registered::{Pausing, Registered};
+use crate::secrets;
 use crate::shutdown::Shutdown;
 use crate::webhooks::{self, EndpointFiles};
 
@@ -139,6 +140,7 @@ async fn open(store: StoreUrl, args: &ConsumeArgs) -> Result<OpenStore, CliError
         must_exist: args.required.store_must_exist,
         ..StoreOpener::new(store)
     };
+    secrets::warn_of_store(&opener);
     opener.open().await.map_err(|error| match error {
         // They name their flag.
         StoreOpenError::Secret { .. } => CliError::usage(error),
@@ -204,13 +206,9 @@ fn broker_url(args: &SourceArgs) -> Result<HiddenUrl, CliError> {
         let Some(url) = &args.from else {
             return Err(CliError::usage("--from: expected a broker, found none"));
         };
-        // In a URL of NATS a user without a password is a token. URLs with other schemes are rejected later.
-        let authority = url.0.split_once("://").and_then(|(_, rest)| rest.split('/').next());
-        let is_secret = authority.is_some_and(|authority| authority.contains('@'))
-            && matches!(scheme(&url.0).as_deref(), Some("nats" | "tls" | "amqp" | "amqps"));
-        return reject_shown_secret("--from", "HAPAX_BROKER", &url.0, is_secret)
-            .map(|()| url.clone());
+        return Ok(url.clone());
     };
+    secrets::warn_if_open(file);
     let text = std::fs::read_to_string(file);
     let text =
         text.map_err(|error| CliError::usage(format!("--from-file: {}: {error}", file.display())))?;
@@ -225,22 +223,14 @@ fn store_url(args: &ConsumeArgs) -> Result<StoreUrl, CliError> {
             "--store: expected a store that outlasts this process, found memory:, after whose end each \
              message that is delivered again is posted again: name file:PATH or a server",
         )),
-        StoreUrl::Server(server) => {
-            let is_secret = server.has_password();
-            reject_shown_secret("--store", "HAPAX_STORE", server.as_str(), is_secret).map(|()| url)
-        }
-        StoreUrl::File(_) => Ok(url),
+        StoreUrl::Server(_) | StoreUrl::File(_) => Ok(url),
     }
 }
 
 /// Returns the database of the dead letters.
 fn database_url(args: &ConsumeArgs, store: &StoreUrl) -> Result<HiddenUrl, CliError> {
     match (&args.database, store) {
-        (Some(url), _) => {
-            let is_secret = ServerUrl::new(&*url.0).has_password();
-            reject_shown_secret("--database", "HAPAX_DATABASE", &url.0, is_secret)
-                .map(|()| url.clone())
-        }
+        (Some(url), _) => Ok(url.clone()),
         (None, StoreUrl::Server(server)) if !server.is_redis() => {
             Ok(HiddenUrl(server.as_str().to_owned()))
         }
@@ -249,23 +239,6 @@ fn database_url(args: &ConsumeArgs, store: &StoreUrl) -> Result<HiddenUrl, CliEr
              not one: add --database postgres://USER@HOST/DB",
         )),
     }
-}
-
-/// Rejects a URL with a secret on the command line, which other users see.
-fn reject_shown_secret(
-    flag: &str,
-    variable: &str,
-    url: &str,
-    is_secret: bool,
-) -> Result<(), CliError> {
-    let is_shown = || std::env::args_os().any(|word| word.to_string_lossy().contains(url));
-    if is_secret && is_shown() {
-        return Err(CliError::usage(format!(
-            "{flag}: expected a URL without a password or token on the command line, where other users \
-             of this machine see it, found one with it: set {variable} instead"
-        )));
-    }
-    Ok(())
 }
 
 /// Checks that dead letters can be stored: later a message whose dead letter cannot be stored would be

@@ -1,6 +1,5 @@
 //! `hapax doctor`: checks of a store.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,6 +10,7 @@ use hapax_gateway::{CacheUrl, Gateway, StoreFinding, StoreOpener, StoreUrl, UrlT
 use crate::exit::{CliError, of};
 use crate::gateway::StoreSettings;
 use crate::keys;
+use crate::output::{json, print};
 
 /// Look for settings that would silently break a store's promise
 ///
@@ -78,13 +78,11 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
         }
     }
     let text = if args.json {
-        let json = serde_json::to_string_pretty(&findings).map_err(CliError::unavailable)?;
-        json + "\n"
+        json(&findings)?
     } else {
         findings.iter().map(|finding| format!("{finding}\n")).collect()
     };
-    // The reader is gone: the exit code has the result too.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print(&text);
     let broken = findings.iter().any(|finding| finding.severity == Severity::Broken);
     Ok(if broken { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
@@ -121,7 +119,6 @@ fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, CliError> {
              {new}.secret\n"
         )
     };
-    // The reader is gone: the exit code has the result too.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print(&text);
     Ok(if lost + lost_entries > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }

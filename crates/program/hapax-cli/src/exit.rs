@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
+use crate::output::line;
+
 /// Returns the error of a flag whose value, which may be secret, is not repeated.
 pub(crate) fn of<E: fmt::Display>(flag: &str) -> impl FnOnce(E) -> CliError {
     move |error| CliError::usage(format!("{flag}: {error}"))
@@ -80,9 +82,9 @@ impl CliError {
 }
 
 impl fmt::Display for CliError {
-    /// Writes one line.
+    /// Writes one line, without characters that control a terminal: it may have text of others.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words: Vec<&str> = self.message.split_whitespace().collect();
-        f.write_str(&words.join(" "))
+        f.write_str(&line(&words.join(" ")))
     }
 }

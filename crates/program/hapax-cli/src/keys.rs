@@ -6,7 +6,7 @@ mod gateway;
 mod render;
 mod user;
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -25,14 +25,16 @@ use hapax_operators::{
 use indicatif::ProgressBar;
 
 use crate::exit::CliError;
+use crate::output::{self, print};
+use crate::secrets;
 pub(crate) use args::KeysArgs;
 pub(crate) use args::StoreSelector;
 use args::{KeysCommand, RecordSelector};
 pub(crate) use args::{ScopeText, StoreLocation, VerdictArg};
 pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
 pub(crate) use gateway::{Remote, RemoteError};
+pub(crate) use render::force_hint;
 use render::{DecisionOutput, Purged};
-pub(crate) use render::{force_hint, json};
 pub(crate) use user::{process, user};
 
 /// The time that the store may take to answer.
@@ -57,11 +59,11 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
             let list =
                 ListQuery { state: state.map(Into::into), after, limit: Some(limit), caller };
             let listed = records.list(list).await?;
-            print(&if json { render::json(&listed)? } else { render::list(&listed) });
+            print(&if json { output::json(&listed)? } else { render::list(&listed) });
         }
         KeysCommand::Show { at, target, json } => {
             let view = Records::find(&at).await?.show(&target).await?;
-            print(&if json { render::json(&view)? } else { render::show(&view) });
+            print(&if json { output::json(&view)? } else { render::show(&view) });
         }
         KeysCommand::Release { at, target, sure, json } => {
             let records = Records::find(&at).await?;
@@ -79,7 +81,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
                 body_base64: None,
             };
             let decided = records.decide(&target, sure.fence.is_some(), decision).await?;
-            print(&if json { render::json(&decided)? } else { decided.released(sure.forget) });
+            print(&if json { output::json(&decided)? } else { decided.released(sure.forget) });
         }
         KeysCommand::Resolve { at, target, sure, outcome, status, headers, body, json } => {
             let happened = matches!(outcome, VerdictArg::Happened);
@@ -104,11 +106,11 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
             };
             let records = Records::find(&at).await?;
             let decided = records.decide(&target, sure.fence.is_some(), decision).await?;
-            print(&if json { render::json(&decided)? } else { decided.resolved() });
+            print(&if json { output::json(&decided)? } else { decided.resolved() });
         }
         KeysCommand::Purge { at, json } => {
             let purged = Records::find(&at).await?.purge().await?;
-            print(&if json { render::json(&purged)? } else { purged.text() });
+            print(&if json { output::json(&purged)? } else { purged.text() });
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -202,6 +204,7 @@ impl OpenedStore {
         let make = confirms && matches!(&store, StoreUrl::Server(url) if url.is_redis());
         let opening =
             StoreOpener { secret_file, timeout: TIMEOUT, make, ..StoreOpener::new(store) };
+        secrets::warn_of_store(&opening);
         match opening.open().await {
             Ok(opened) => Ok(Self::Local(opened)),
             Err(StoreOpenError::File {
@@ -374,9 +377,4 @@ pub(crate) fn read(flag: &str, text: &str) -> Result<Vec<u8>, CliError> {
         )));
     }
     Ok(bytes)
-}
-
-pub(crate) fn print(text: &str) {
-    // The reader is gone.
-    let _ = std::io::stdout().write_all(text.as_bytes());
 }

@@ -9,9 +9,11 @@ mod gateway;
 mod keys;
 mod logging;
 mod messages;
+mod output;
 mod registered;
 mod relay;
 mod saga;
+mod secrets;
 mod shutdown;
 mod sql;
 mod store;
@@ -23,7 +25,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use exit::CliError;
 
 /// Makes retries safe: an operation has one effect and one response, however often it is requested.
@@ -58,6 +60,9 @@ fn main() -> ExitCode {
     let words = std::env::args_os().skip(1).take_while(|word| word != "--");
     let words: Vec<_> = words.collect();
     let as_json = words.iter().any(|word| word == "--json") && !has_json_body(&words);
+    if let Err(shown) = secrets::reject_shown(&Cli::command(), &words) {
+        return shown.report(as_json);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return parse_error(&error, as_json),

@@ -7,7 +7,6 @@ mod render;
 mod sink;
 
 use std::borrow::Cow;
-use std::io::Write;
 use std::process::ExitCode;
 
 use hapax_messages::RelayLimits;
@@ -19,6 +18,7 @@ use hapax_postgres_messages::{
 
 use crate::exit::{CliError, of, with_causes};
 use crate::keys::user;
+use crate::output::print;
 use args::MessagesCommand;
 pub(crate) use args::{DatabaseSelector, HiddenUrl, MessagesArgs, SchemaSelector};
 pub(crate) use properties::{PROPERTIES, PropertyArgs};
@@ -44,7 +44,7 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
             let reason = parked_as.map(Into::into);
             let query = DeadLetterQuery { consumer, reason, after, limit };
             let listed = dead_letters.list(&query).await.map_err(unavailable)?;
-            print(&if json { render::json_list(&listed) } else { render::list(&listed) });
+            print(&if json { render::json_list(&listed)? } else { render::list(&listed) });
         }
         MessagesCommand::Show { at, dead_letter, json } => {
             let dead_letters = dead_letters(&at).await?;
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
             let contents = dead_letters.contents(&view.id).await.map_err(unavailable)?;
             let contents = contents.ok_or_else(|| gone(&dead_letter))?;
             let text = match json {
-                true => render::json(&view, &contents),
+                true => render::json(&view, &contents)?,
                 false => render::show(&view, &contents),
             };
             print(&text);
@@ -201,9 +201,4 @@ fn gone(prefix: &str) -> CliError {
 
 fn unavailable(error: hapax_postgres_messages::ConnectCause) -> CliError {
     CliError::unavailable(format!("--database: {}", with_causes(&*error)))
-}
-
-fn print(text: &str) {
-    // Standard output may be closed.
-    let _ = std::io::stdout().write_all(text.as_bytes());
 }

@@ -20,6 +20,7 @@ use crate::keys::TIMEOUT;
 use crate::logging::FormatArg;
 use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector, connection_to_messages};
 use crate::registered::{Pausing, Registered};
+use crate::secrets;
 use crate::shutdown::Shutdown;
 use crate::store::RequiredStoreArg;
 
@@ -139,6 +140,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
         must_exist: args.required.store_must_exist,
         ..StoreOpener::new(url.read().map_err(of("--store"))?)
     };
+    secrets::warn_of_store(&opener);
     let opened = opener.open().await.map_err(|error| match is_default {
         true => CliError::unavailable(format!(
             "{error}: the leases of the shards are in the database of --from: run the SQL of `hapax sql \

@@ -18,8 +18,9 @@ use serde_json::json;
 use crate::exit::CliError;
 use crate::keys::{
     self, OpenedStore, Remote, RemoteError, StoreSelector, TIMEOUT, VerdictArg, decider, failure,
-    force_hint, id, print,
+    force_hint, id,
 };
+use crate::output::{self, print};
 pub(crate) use args::SagaArgs;
 use args::{SagaCommand, SagaDecisionArgs, SagaName, SagaSelector};
 
@@ -33,12 +34,12 @@ pub(crate) async fn run(args: SagaArgs) -> Result<ExitCode, CliError> {
             let state = state.map(Into::into);
             let query = SagaQuery { state, definition, after, limit: Some(limit) };
             let listed = Sagas::find(&at).await?.list(query).await?;
-            print(&if json { keys::json(&listed)? } else { render::list(&listed) });
+            print(&if json { output::json(&listed)? } else { render::list(&listed) });
         }
         SagaCommand::Show { at, target, json } => {
             let name = target.parse()?;
             let shown = Sagas::find(&at).await?.show(&name).await?;
-            print(&if json { keys::json(&shown)? } else { render::show(&shown) });
+            print(&if json { output::json(&shown)? } else { render::show(&shown) });
         }
         SagaCommand::Retry { at, target, sure, json } => {
             decide(&at, &target, &sure, SagaAction::Retry, json).await?;
@@ -55,7 +56,7 @@ pub(crate) async fn run(args: SagaArgs) -> Result<ExitCode, CliError> {
         }
         SagaCommand::Definitions { at, json } => {
             let found = Sagas::find(&at).await?.definitions().await?;
-            print(&if json { keys::json(&found)? } else { render::definitions(&found) });
+            print(&if json { output::json(&found)? } else { render::definitions(&found) });
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -117,7 +118,7 @@ async fn decide(
     let text = render::decided(&action);
     let was = sagas.decide(&id, write_id, action, &sure.reason).await?;
     let output = SagaDecisionOutput { id: id.to_string(), action: name, outcome, was };
-    print(&if json { keys::json(&output)? } else { text });
+    print(&if json { output::json(&output)? } else { text });
     Ok(())
 }
 

@@ -2,7 +2,6 @@
 
 mod quarantine;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::builder::BoolishValueParser;
@@ -10,6 +9,7 @@ use clap::{Args, Subcommand};
 
 use crate::exit::CliError;
 use crate::keys::{StoreSelector, confirm};
+use crate::output::print;
 
 /// Commands about the whole store
 #[derive(Debug, Args)]
@@ -65,7 +65,6 @@ pub(crate) async fn run(args: StoreArgs) -> Result<ExitCode, CliError> {
             "confirmed; the store had not been found emptied or replaced\n".to_owned()
         }
     };
-    // Standard output may be closed: the exit code reports success as well.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print(&text);
     Ok(ExitCode::SUCCESS)
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use hapax_webhooks::{WebhookSink, WebhookSinkBuilder, WebhookSinkError};
 
 use crate::exit::CliError;
+use crate::secrets;
 
 /// The flag of the signing secrets.
 pub(crate) const SECRET_FILE: &str = "--signing-secret-file";
@@ -26,6 +27,7 @@ pub(crate) async fn sink(
 ) -> Result<WebhookSink, CliError> {
     if let Some(file) = files.secrets {
         let path = file.display();
+        secrets::warn_if_open(file);
         let text = tokio::fs::read_to_string(file).await;
         let text =
             text.map_err(|error| {

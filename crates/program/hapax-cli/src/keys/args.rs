@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::exit::{CliError, of};
 use crate::gateway::StoreSettings;
+use crate::secrets;
 
 /// List, show, release and resolve the records of a store
 ///
@@ -173,6 +174,7 @@ pub(super) fn token(
     let read = |path: &Path| {
         let failed =
             |error| CliError::usage(format!("--admin-token-file: {}: {error}", path.display()));
+        secrets::warn_if_open(path);
         AdminToken::read(path).map(Some).map_err(failed)
     };
     if let Some(path) = named {

@@ -1,6 +1,6 @@
 //! `hapax backup` and `hapax restore`: copies of a file of records.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use serde_json::json;
 use super::args::StoreSelector;
 use super::gateway::Remote;
 use crate::exit::CliError;
+use crate::output::print;
 
 /// Time within which a gateway must have copied a whole store.
 const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -165,10 +166,4 @@ fn misnamed_or_unavailable(error: &OpenError) -> CliError {
         }
         _ => CliError::unavailable(error),
     }
-}
-
-fn print(text: &str) {
-    // A closed standard output is not an error: the file is written, and the exit code reports
-    // that.
-    let _ = std::io::stdout().write_all(text.as_bytes());
 }

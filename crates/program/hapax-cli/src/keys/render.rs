@@ -10,12 +10,7 @@ use hapax_operators::{
 };
 use serde::Serialize;
 
-use crate::exit::CliError;
-
-pub(crate) fn json(value: &impl Serialize) -> Result<String, CliError> {
-    let text = serde_json::to_string_pretty(value).map_err(CliError::unavailable)?;
-    Ok(text + "\n")
-}
+use crate::output::{block, line};
 
 /// Returns the body of a decision as text if it is UTF-8, else as base64.
 pub(super) fn body(bytes: Option<Vec<u8>>) -> (Option<String>, Option<String>) {
@@ -54,7 +49,7 @@ fn write_list(out: &mut String, listed: &RecordList) -> std::fmt::Result {
         writeln!(out, "as of {as_of}, with what the gateway saw since")?;
     }
     for (id, reason) in &listed.damaged {
-        writeln!(out, "{:<9} {reason}: {id}", "damaged")?;
+        writeln!(out, "{:<9} {}: {id}", "damaged", line(reason))?;
     }
     if let Some(next) = &listed.next {
         writeln!(out, "there are more: --after {next}")?;
@@ -75,7 +70,7 @@ fn described_line(described: &OperationDescription) -> String {
         (Some(value), _) => format!("{header}: {value}"),
         (None, hash) => format!("{header} #{}", hash.as_deref().unwrap_or_default()),
     }));
-    words.join("  ")
+    line(&words.join("  "))
 }
 
 pub(super) fn show(view: &RecordView) -> String {
@@ -116,6 +111,7 @@ fn write_show(out: &mut String, view: &RecordView) -> std::fmt::Result {
     }
     if let Some(decided) = &view.decision {
         let Note { at, who, from, outcome, why, .. } = decided;
+        let [who, from, why] = [who, from, why].map(|text| line(text));
         let outcome = match outcome {
             OperatorVerdict::Happened => "happened",
             OperatorVerdict::DidNotHappen => "did not happen",
@@ -134,10 +130,10 @@ fn write_response(out: &mut String, response: &ResponseView) -> std::fmt::Result
     }
     writeln!(out, "{:<12} {}, {} bytes", "response", response.status, response.body_bytes)?;
     for (name, value) in &response.headers {
-        writeln!(out, "  {name}: {value}")?;
+        writeln!(out, "  {}: {}", line(name), line(value))?;
     }
     match (&response.body, &response.body_base64) {
-        (Some(body), _) if !body.is_empty() => writeln!(out, "\n{body}"),
+        (Some(body), _) if !body.is_empty() => writeln!(out, "\n{}", block(body)),
         (None, Some(coded)) => writeln!(out, "\n{coded}"),
         _ => Ok(()),
     }

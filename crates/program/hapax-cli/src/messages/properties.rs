@@ -51,7 +51,12 @@ impl PropertyArgs {
                     ))
                 })?;
                 let parsed = parse(&text);
-                parsed.map_err(|error| CliError::usage(format!("{PROPERTIES}: {path}: {error}")))?
+                let parsed = parsed
+                    .map_err(|error| CliError::usage(format!("{PROPERTIES}: {path}: {error}")))?;
+                if parsed.keys().any(|name| name.contains("password") || name.contains("secret")) {
+                    crate::secrets::warn_if_open(file);
+                }
+                parsed
             }
         };
         for (name, value, flag) in own {

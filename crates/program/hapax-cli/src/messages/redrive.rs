@@ -38,9 +38,11 @@ use hapax_postgres_messages::{
 use tokio::time::{Instant, sleep};
 
 use super::args::RedriveArgs;
-use super::{dead_letters, find, gone, print, render, sink, unavailable};
+use super::{dead_letters, find, gone, render, sink, unavailable};
 use crate::exit::{CliError, of};
 use crate::keys::{TIMEOUT, user};
+use crate::output::print;
+use crate::secrets;
 
 /// Dead letters of a page.
 const PAGE: u32 = 1000;
@@ -94,6 +96,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
                     make: false,
                     ..StoreOpener::new(url)
                 };
+                secrets::warn_of_store(&opener);
                 Some(opener.open().await.map_err(not_opened)?)
             }
             None => None,

@@ -5,6 +5,9 @@ use base64::prelude::BASE64_STANDARD;
 use hapax_postgres_messages::{DeadLetterContents, DeadLetterSummary};
 use serde_json::{Value, json};
 
+use crate::exit::CliError;
+use crate::output::{self, block, line};
+
 /// Returns bytes as hexadecimal digits.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -27,17 +30,16 @@ fn view(dead_letter: &DeadLetterSummary) -> Value {
     })
 }
 
-fn pretty(value: &Value) -> String {
-    format!("{value:#}\n")
-}
-
 /// Returns a list as JSON.
-pub(super) fn json_list(dead_letters: &[DeadLetterSummary]) -> String {
-    pretty(&json!({ "dead_letters": dead_letters.iter().map(view).collect::<Vec<_>>() }))
+pub(super) fn json_list(dead_letters: &[DeadLetterSummary]) -> Result<String, CliError> {
+    output::json(&json!({ "dead_letters": dead_letters.iter().map(view).collect::<Vec<_>>() }))
 }
 
 /// Returns a dead letter with its contents as JSON. Bytes that are not UTF-8 are encoded as Base64.
-pub(super) fn json(dead_letter: &DeadLetterSummary, contents: &DeadLetterContents) -> String {
+pub(super) fn json(
+    dead_letter: &DeadLetterSummary,
+    contents: &DeadLetterContents,
+) -> Result<String, CliError> {
     let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) => json!(text),
         Err(_) => json!({ "base64": BASE64_STANDARD.encode(bytes) }),
@@ -50,7 +52,7 @@ pub(super) fn json(dead_letter: &DeadLetterSummary, contents: &DeadLetterContent
     let mut shown = view(dead_letter);
     shown["headers"] = Value::from(headers);
     shown["payload"] = text(&contents.payload);
-    pretty(&shown)
+    output::json(&shown)
 }
 
 /// Returns a list: a line for each dead letter.
@@ -97,9 +99,7 @@ pub(super) fn show(dead_letter: &DeadLetterSummary, contents: &DeadLetterContent
         out.push_str(&format!("{:<11} {}: {}\n", "header", line(name), line(&lossy(value))));
     }
     let payload = match std::str::from_utf8(&contents.payload) {
-        Ok(text) => {
-            text.replace(|it: char| it.is_control() && it != '\n' && it != '\t', "\u{fffd}")
-        }
+        Ok(text) => block(text),
         Err(_) => format!("{} bytes: use --json", contents.payload.len()),
     };
     out.push_str(&format!("\n{payload}\n"));
@@ -108,9 +108,4 @@ pub(super) fn show(dead_letter: &DeadLetterSummary, contents: &DeadLetterContent
 
 fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Returns a text without characters that control a terminal.
-fn line(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
 }

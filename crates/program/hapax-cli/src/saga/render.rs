@@ -7,6 +7,8 @@ use hapax_operators::{
     SagaStepView, SagaSummary, StuckView, TriesView,
 };
 
+use crate::output::line;
+
 pub(super) fn list(listed: &SagaList) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -204,9 +206,4 @@ pub(super) fn decided(action: &SagaAction) -> String {
         }
     };
     format!("{effect}\n")
-}
-
-/// Returns a text without characters that control a terminal.
-fn line(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
 }

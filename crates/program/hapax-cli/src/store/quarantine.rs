@@ -1,6 +1,5 @@
 //! `hapax store quarantine`.
 
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -136,7 +135,7 @@ pub(super) async fn run(args: QuarantineArgs) -> Result<ExitCode, CliError> {
         })
         .collect();
     if json {
-        print(&crate::keys::json(&json!({ "quarantines": shown }))?);
+        print(&crate::output::json(&json!({ "quarantines": shown }))?);
     } else if shown.is_empty() {
         print("no quarantine\n");
     } else {
@@ -304,9 +303,4 @@ fn text(it: &QuarantineView) -> String {
         "namespace {:?}{route}: from {} until {}\n  processes: {confirmed}\n  {}: {}\n",
         it.namespace, it.since, it.until, it.who, it.reason
     )
-}
-
-fn print(text: &str) {
-    // Standard output may be closed: the exit code reports success as well.
-    let _ = std::io::stdout().write_all(text.as_bytes());
 }
