@@ -270,15 +270,16 @@ impl Audit {
     /// # Errors
     /// [`OperatorError::Invalid`] for a reason, and [`OperatorError::Audit`]: nothing was applied. The error of
     /// `apply`; after [`OperatorError::Store`] it may have been applied nevertheless.
-    pub async fn decide<F>(
+    pub async fn decide<F, T>(
         self: &Arc<Self>,
         about: StoreDecision,
         why: &str,
         decider: Decider,
         apply: F,
-    ) -> Result<(), OperatorError>
+    ) -> Result<T, OperatorError>
     where
-        F: Future<Output = Result<(), OperatorError>> + Send + 'static,
+        F: Future<Output = Result<T, OperatorError>> + Send + 'static,
+        T: Send + 'static,
     {
         let why = reason(why)?.to_owned();
         let mut number = [0; 16];
@@ -301,7 +302,7 @@ impl Audit {
             audit.write_off(&line("intended", None)).await.map_err(OperatorError::Audit)?;
             let applied = apply.await;
             let last = match &applied {
-                Ok(()) => line("done", None),
+                Ok(_) => line("done", None),
                 // It may have been applied: that has no second line.
                 Err(OperatorError::Store(_)) => return applied,
                 Err(error) => line("rejected", Some(error.code())),

@@ -236,7 +236,8 @@ impl RegisterContent {
         if self.users.len() >= MAX_USERS {
             self.users.retain(|it| it.is_live(now));
         }
-        if self.namespaces.len() < MAX_USERS {
+        // A process of every namespace, such as a relay, has operations of no service.
+        if self.namespaces.len() < MAX_USERS && !user.every_namespace {
             self.namespaces.insert(user.namespace.clone());
         }
         if self.users.len() < MAX_USERS {

@@ -94,7 +94,10 @@ async fn begin(
     let begin = async move { Ok(of_task.begin_quarantine(&start).await?) };
     let begun = shared.keys.audit().decide(decision, &asked.reason, decider, begin).await;
     match begun {
-        Ok(()) => answer(listed(user).await),
+        Ok(id) => answer(listed(user).await.map(|mut listed| {
+            listed["id"] = json!(id);
+            listed
+        })),
         Err(error) => answer::<()>(Err(error)),
     }
 }

@@ -20,8 +20,9 @@ use super::{
     register_id,
 };
 
-/// Time between two tries while the store is away: until the next success no new key executes.
-const RETRY: Duration = Duration::from_millis(200);
+/// Time between two attempts while the store is unavailable, doubled after each up to the second one: until the next
+/// success no key without a record executes.
+const RETRY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(2)];
 
 /// The most swaps of one change: each one after a conflict with another process.
 const MAX_CONFLICTS: u32 = 100;
@@ -283,10 +284,13 @@ impl RegisteredUser {
     pub async fn refresh(&self) {
         let mut logged = Vec::new();
         let mut failing_since = None;
+        let [first, longest] = RETRY;
+        let mut retry = first;
         loop {
             let pause = match self.apply().await {
                 Ok(()) => {
                     failing_since = None;
+                    retry = first;
                     REFRESH
                 }
                 Err(error) => {
@@ -299,7 +303,9 @@ impl RegisteredUser {
                     if since == now {
                         tracing::warn!(%error, "the register of the store was not read and written: keys without a record do not execute after 10 seconds");
                     }
-                    RETRY
+                    let pause = retry;
+                    retry = longest.min(retry * 2);
+                    pause
                 }
             };
             self.log(&mut logged);
@@ -358,7 +364,7 @@ impl RegisteredUser {
         let quarantines = applied.iter().map(|it| it.of_engine(user)).collect();
         let ids = applied.iter().map(|it| it.id.clone()).collect();
         state.applied = applied;
-        drop(state);
+        // With the lock, so that a change of the routes comes before or after both.
         self.engine.quarantines().replace(quarantines, now);
         ids
     }

@@ -57,6 +57,8 @@ pub struct QuarantineStart {
 /// A quarantine as operators see it. Times are RFC 3339, by the clock of the store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct QuarantineView {
+    /// Its id: another quarantine of the same namespace and route has another one.
+    pub id: String,
     /// The namespace.
     pub namespace: String,
     /// The route that it is limited to.
@@ -137,6 +139,10 @@ impl StoreQuarantine {
         now.as_micros() < self.until
     }
 
+    fn is_of(&self, namespace: &Namespace, route: Option<&str>) -> bool {
+        self.namespace == namespace.as_str() && self.route.as_deref() == route
+    }
+
     /// Returns the quarantine of the engine of a process. It applies to all routes of a process that has routes, none of
     /// them with this name: the requests may reach another one.
     pub(super) fn of_engine(&self, user: &StoreUser) -> Quarantine {
@@ -155,6 +161,7 @@ impl StoreQuarantine {
         let (confirmed, unconfirmed): (Vec<_>, Vec<_>) =
             live.partition(|user| user.confirmed.contains(&self.id));
         QuarantineView {
+            id: self.id.clone(),
             namespace: self.namespace.clone(),
             route: self.route.clone(),
             since: rfc3339(Timestamp::from_micros(self.since)),
@@ -178,12 +185,8 @@ impl RegisterContent {
         lasting.map(|it| it.view(&self.users, now)).collect()
     }
 
-    fn is_of(it: &StoreQuarantine, namespace: &Namespace, route: Option<&str>) -> bool {
-        it.namespace == namespace.as_str() && it.route.as_deref() == route
-    }
-
     fn begin(&mut self, start: &QuarantineStart, id: &str, now: Timestamp) {
-        self.end(&start.namespace, start.route.as_deref(), now);
+        self.end(|it| it.is_of(&start.namespace, start.route.as_deref()), now);
         self.quarantines.push(StoreQuarantine {
             id: id.to_owned(),
             namespace: start.namespace.as_str().to_owned(),
@@ -197,12 +200,11 @@ impl RegisterContent {
         });
     }
 
-    fn end(&mut self, namespace: &Namespace, route: Option<&str>, now: Timestamp) {
+    fn end(&mut self, is_ended: impl Fn(&StoreQuarantine) -> bool, now: Timestamp) {
         self.ended.retain(|_, until| now.as_micros() < *until);
         self.quarantines.retain(|it| it.lasts(now));
-        let (ended, lasting) = std::mem::take(&mut self.quarantines)
-            .into_iter()
-            .partition(|it| Self::is_of(it, namespace, route));
+        let (ended, lasting) =
+            std::mem::take(&mut self.quarantines).into_iter().partition(is_ended);
         self.quarantines = lasting;
         let ended: Vec<StoreQuarantine> = ended;
         self.ended.extend(ended.into_iter().map(|it| (it.id, it.until)));
@@ -244,14 +246,14 @@ impl RegisterContent {
     }
 }
 
-/// Returns the error of a route that none of `users` has, of which some have routes.
+/// Returns the error of a route that none of `users` has: its quarantine would have no effect.
 fn check_route<'a>(
     start: &QuarantineStart,
     users: impl Iterator<Item = &'a StoreUser>,
 ) -> Result<(), QuarantineError> {
     let Some(route) = &start.route else { return Ok(()) };
     let mut known: Vec<_> = users.flat_map(|it| it.routes.values().map(|it| &*it.name)).collect();
-    if known.is_empty() || known.contains(&&**route) {
+    if known.contains(&&**route) {
         return Ok(());
     }
     known.retain(|name| !name.is_empty());
@@ -275,13 +277,16 @@ impl StoreRegister {
         Ok(views)
     }
 
-    /// Begins a quarantine. It is in force once [`quarantines`](Self::quarantines) shows no unconfirmed process and it has
+    /// Begins a quarantine, and returns its id. It is in force once [`quarantines`](Self::quarantines) shows no unconfirmed process and it has
     /// settled: each process reads the register about every three seconds, and one that cannot read it for ten
     /// executes no key without a record.
     ///
     /// # Errors
     /// [`QuarantineError`].
-    pub async fn begin_quarantine(&self, start: &QuarantineStart) -> Result<(), QuarantineError> {
+    pub async fn begin_quarantine(
+        &self,
+        start: &QuarantineStart,
+    ) -> Result<String, QuarantineError> {
         if !(Duration::from_secs(1)..=MAX_QUARANTINE).contains(&start.duration) {
             return Err(QuarantineError::Duration { found: start.duration });
         }
@@ -291,7 +296,7 @@ impl StoreRegister {
         SystemEntropy.fill(&mut id).map_err(StoreError::unavailable)?;
         let id = crate::hex(&id);
         self.change(|content, now| content.begin(start, &id, now)).await?;
-        Ok(())
+        Ok(id)
     }
 
     /// Ends a quarantine. Processes read that after about three seconds.
@@ -304,12 +309,15 @@ impl StoreRegister {
         route: Option<&str>,
     ) -> Result<(), QuarantineError> {
         let seen = self.load().await?;
-        let is_it = |it: &StoreQuarantine| RegisterContent::is_of(it, namespace, route);
-        if !content(&seen)?.quarantines.iter().any(|it| is_it(it) && it.lasts(seen.now)) {
+        let quarantines = content(&seen)?.quarantines.into_iter();
+        let found = quarantines.filter(|it| it.is_of(namespace, route) && it.lasts(seen.now));
+        let ids: Vec<String> = found.map(|it| it.id).collect();
+        if ids.is_empty() {
             let (namespace, route) = (namespace.as_str().to_owned(), route.map(str::to_owned));
             return Err(QuarantineError::NotFound { namespace, route });
         }
-        self.change(|content, now| content.end(namespace, route, now)).await?;
+        // One that begins meanwhile is of another loss of records.
+        self.change(|content, now| content.end(|it| ids.contains(&it.id), now)).await?;
         Ok(())
     }
 }
@@ -319,7 +327,10 @@ impl RegisteredUser {
     ///
     /// # Errors
     /// [`QuarantineError`].
-    pub async fn begin_quarantine(&self, start: &QuarantineStart) -> Result<(), QuarantineError> {
+    pub async fn begin_quarantine(
+        &self,
+        start: &QuarantineStart,
+    ) -> Result<String, QuarantineError> {
         if !self.register().is_shared() {
             // Only this process has the store.
             let own = self.engine().namespace();
@@ -335,8 +346,9 @@ impl RegisteredUser {
         let begun = self.register().begin_quarantine(start).await;
         // Without a reply it may have begun.
         let applied = self.apply().await;
-        begun?;
-        Ok(applied?)
+        let id = begun?;
+        applied?;
+        Ok(id)
     }
 
     /// Ends a quarantine as [`StoreRegister::end_quarantine`] does, and applies that in this process.
@@ -376,6 +388,7 @@ impl RegisteredUser {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::register::RouteNaming;
 
     fn at(secs: u64) -> Timestamp {
         Timestamp::from_micros(secs * 1_000_000)
@@ -415,12 +428,12 @@ mod tests {
         assert_eq!(older.restore(&applied, at(20)), 1);
         assert_eq!(older.quarantines, applied);
         assert_eq!(RegisterContent::default().restore(&applied, at(110)), 0, "it is over");
-        content.end(&Namespace::new("shop").unwrap(), None, at(30));
+        content.end(|it| it.id == "a", at(30));
         assert_eq!(content.restore(&applied, at(31)), 0);
         // Its id is needed for as long as a process may apply it.
-        content.end(&Namespace::new("bank").unwrap(), None, at(109));
+        content.end(|it| it.id == "b", at(109));
         assert_eq!(content.ended.len(), 1);
-        content.end(&Namespace::new("bank").unwrap(), None, at(110));
+        content.end(|it| it.id == "b", at(110));
         assert_eq!(content.ended.len(), 0);
     }
 
@@ -432,5 +445,41 @@ mod tests {
         let error = content.check(&start("shop"), at(1)).unwrap_err();
         assert!(error.to_string().contains("(\"shops\"), found \"shop\""), "{error}");
         content.check(&QuarantineStart { any_namespace: true, ..start("shop") }, at(1)).unwrap();
+    }
+
+    #[test]
+    fn a_route_that_no_process_names_is_rejected() {
+        let mut content = RegisterContent::default();
+        let user = |routes| StoreUser {
+            routes,
+            ..StoreUser::new(&Namespace::new("shop").unwrap(), "service".to_owned()).unwrap()
+        };
+        content.enter(&user(BTreeMap::new()), at(1));
+        let of = |route: &str| QuarantineStart { route: Some(route.to_owned()), ..start("shop") };
+        let error = content.check(&of("pay"), at(1)).unwrap_err();
+        assert!(error.to_string().contains("(none has one), found \"pay\""), "{error}");
+        let naming = RouteNaming {
+            name: "pay".to_owned(),
+            scope: String::new(),
+            key_header: String::new(),
+            fingerprint: String::new(),
+            later: BTreeMap::new(),
+        };
+        content.enter(&user(BTreeMap::from([("/pay".to_owned(), naming)])), at(1));
+        content.check(&of("pay"), at(1)).unwrap();
+        content.check(&of("paymnts"), at(1)).unwrap_err();
+    }
+
+    #[test]
+    fn a_relay_makes_no_namespace_known() {
+        let mut content = RegisterContent::default();
+        let user = |namespace: &str, every_namespace| StoreUser {
+            every_namespace,
+            ..StoreUser::new(&Namespace::new(namespace).unwrap(), "process".to_owned()).unwrap()
+        };
+        content.enter(&user("", true), at(1));
+        content.enter(&user("shop", false), at(1));
+        content.check(&start("shop"), at(1)).unwrap();
+        content.check(&start(""), at(1)).unwrap_err();
     }
 }

@@ -18,6 +18,7 @@ use crate::exit::CliError;
 use crate::keys::{
     OpenedStore, StoreLocation, StoreSelector, TIMEOUT, decider, failure, process, user,
 };
+use crate::output::{self, print};
 
 /// Time within which every process that runs confirms a quarantine: three of its writes, or the time after which
 /// its entry has lapsed.
@@ -93,9 +94,14 @@ struct Listed {
     quarantines: Vec<QuarantineView>,
 }
 
+#[derive(Deserialize)]
+struct Begun {
+    id: String,
+}
+
 /// Runs `hapax store quarantine`.
 pub(super) async fn run(args: QuarantineArgs) -> Result<ExitCode, CliError> {
-    let (quarantines, json, about) = match args.command {
+    let (quarantines, json) = match args.command {
         None => {
             let (Some(duration), Some(reason)) = (args.duration, args.reason) else {
                 return Err(CliError::usage("expected --for and --reason"));
@@ -111,8 +117,7 @@ pub(super) async fn run(args: QuarantineArgs) -> Result<ExitCode, CliError> {
                 reason,
                 who: user(),
             };
-            let quarantines = begin(location, start.clone()).await?;
-            (quarantines, args.json, Some((start.namespace, start.route)))
+            (vec![begin(location, start).await?], args.json)
         }
         Some(QuarantineCommand::End { about: QuarantineSelector { at, route }, reason, json }) => {
             let location = at.location()?;
@@ -125,21 +130,15 @@ pub(super) async fn run(args: QuarantineArgs) -> Result<ExitCode, CliError> {
             let opened = OpenedStore::find(&at.location()?, false).await?;
             let quarantines = list(&opened).await;
             close(opened).await;
-            (quarantines?, json, None)
+            (quarantines?, json)
         }
     };
-    let shown: Vec<_> = quarantines
-        .into_iter()
-        .filter(|it| {
-            about.as_ref().is_none_or(|(namespace, route)| is_of(it, namespace, route.as_deref()))
-        })
-        .collect();
     if json {
-        print(&crate::output::json(&json!({ "quarantines": shown }))?);
-    } else if shown.is_empty() {
+        print(&output::json(&json!({ "quarantines": quarantines }))?);
+    } else if quarantines.is_empty() {
         print("no quarantine\n");
     } else {
-        shown.iter().for_each(|it| print(&text(it)));
+        quarantines.iter().for_each(|it| print(&text(it)));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -155,35 +154,39 @@ fn named(location: &StoreLocation) -> Result<Namespace, CliError> {
     }
 }
 
-/// Begins a quarantine, and returns those of the store when every process that runs has confirmed it.
+/// Begins a quarantine, and returns it when every process that runs has confirmed it.
 async fn begin(
     location: StoreLocation,
     start: QuarantineStart,
-) -> Result<Vec<QuarantineView>, CliError> {
+) -> Result<QuarantineView, CliError> {
     let opened = OpenedStore::find(&location, false).await?;
-    let begun = begin_on(&opened, location, start).await;
+    let confirmed = match begin_on(&opened, location, start).await {
+        Ok(id) => wait_until_confirmed(&opened, &id).await,
+        Err(error) => Err(error),
+    };
     close(opened).await;
-    begun
+    confirmed
 }
 
+/// Begins a quarantine, and returns its id.
 async fn begin_on(
     opened: &OpenedStore,
     location: StoreLocation,
     start: QuarantineStart,
-) -> Result<Vec<QuarantineView>, CliError> {
-    let QuarantineStart { namespace, route, .. } = start.clone();
+) -> Result<String, CliError> {
     match opened {
         OpenedStore::Remote(remote) => {
             let request = QuarantineRequest {
-                namespace: namespace.as_str().to_owned(),
-                route: route.clone(),
+                namespace: start.namespace.as_str().to_owned(),
+                route: start.route,
                 seconds: start.duration.as_secs(),
                 any_namespace: start.any_namespace,
                 reason: start.reason,
                 who: Some(start.who),
             };
             let request = Some(json!(request));
-            let _: Listed = remote.request(Method::POST, "/api/quarantines", request).await?;
+            let Begun { id } = remote.request(Method::POST, "/api/quarantines", request).await?;
+            Ok(id)
         }
         OpenedStore::Local(opened) => {
             let audit = Arc::new(Audit::new(location.audit_file, process()));
@@ -191,21 +194,36 @@ async fn begin_on(
             let (about, reason) = (StoreDecision::begin(&start), start.reason.clone());
             let begin = async move { Ok(register.begin_quarantine(&start).await?) };
             let begun = audit.decide(about, &reason, decider(), begin).await;
-            begun.map_err(|error| failure(&error))?;
+            begun.map_err(|error| failure(&error))
         }
     }
+}
+
+async fn wait_until_confirmed(opened: &OpenedStore, id: &str) -> Result<QuarantineView, CliError> {
     let (deadline, mut reported) = (Instant::now() + CONFIRM, Vec::new());
     loop {
-        let quarantines = list(opened).await?;
-        let this = quarantines.iter().find(|it| is_of(it, &namespace, route.as_deref()));
+        let this = match list(opened).await {
+            Ok(quarantines) => quarantines.into_iter().find(|it| it.id == id),
+            // It may be that of one reply.
+            Err(_) if Instant::now() < deadline => {
+                sleep(LOOK).await;
+                continue;
+            }
+            Err(error) => {
+                return Err(error.and(
+                    ": the quarantine has begun, and it is not known which processes have confirmed it: run \
+                     `hapax store quarantine list`",
+                ));
+            }
+        };
         let Some(this) = this else {
             return Err(CliError::no(
-                "expected the quarantine to last until every process had confirmed it, found it ended, by an operator or after --for: \
-                 begin it again, with a --for of at least 1m",
+                "expected the quarantine to last until every process had confirmed it, found it ended or replaced, by an operator \
+                 or after --for: see `hapax store quarantine list`, and begin it again with a --for of at least 1m",
             ));
         };
         if this.unconfirmed.is_empty() && this.settles_in_seconds == 0 {
-            return Ok(quarantines);
+            return Ok(this);
         }
         if deadline <= Instant::now() && !this.unconfirmed.is_empty() {
             return Err(CliError::unavailable(format!(
@@ -286,10 +304,6 @@ async fn close(opened: OpenedStore) {
     if let OpenedStore::Local(opened) = opened {
         opened.close().await;
     }
-}
-
-fn is_of(it: &QuarantineView, namespace: &Namespace, route: Option<&str>) -> bool {
-    it.namespace == namespace.as_str() && it.route.as_deref() == route
 }
 
 fn text(it: &QuarantineView) -> String {
