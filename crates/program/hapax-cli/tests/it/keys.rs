@@ -1,5 +1,8 @@
 //! `hapax keys`, on a file and through the gateway that has it open.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
 use serde_json::{Value, json};
 
 use crate::world::{
@@ -304,12 +307,59 @@ fn a_missing_store_or_gateway_is_an_error_of_one_line() {
     assert!(output.status.success());
     let wrong = folder.path().join("wrong");
     std::fs::write(&wrong, "0123456789abcdef").unwrap();
-    let wrong = ["--admin-token-file", wrong.to_str().unwrap()];
-    let (code, line) = refused(&[&list[..], &wrong].concat());
+    let file = ["--admin-token-file", wrong.to_str().unwrap()];
+    std::fs::set_permissions(&wrong, Permissions::from_mode(0o644)).unwrap();
+    let warned = run(&[&list[..], &file].concat()).stderr;
+    let warned = String::from_utf8(warned).unwrap();
+    assert!(warned.starts_with("hapax: warning: ") && warned.contains("chmod 600"), "{warned}");
+    std::fs::set_permissions(&wrong, Permissions::from_mode(0o600)).unwrap();
+    let (code, line) = refused(&[&list[..], &file].concat());
     assert!(code == 64 && line.contains("found a different one"), "{code} {line}");
     gateway.kill();
     let (code, line) = refused(&["keys", "show", "nobody's", "--store", &store]);
     assert!(code == 1 && line.contains("no record"), "{code} {line}");
+}
+
+#[test]
+fn a_stored_body_does_not_control_the_terminal_and_is_complete_as_json() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let _gateway = filled(&upstream, folder.path(), &[]);
+    let store = store(folder.path());
+    let at = ["unknown", "--scope", "Bearer a", "--store", &store];
+    let body = "paid\u{1b}[2J\r\nstate        done\u{202e}\u{9b}1A";
+    let happened = ["--outcome", "happened", "--body", body, "--reason", "seen"];
+    ok(&[&["keys", "resolve"], &at[..], &happened].concat());
+    let shown = ok(&[&["keys", "show"], &at[..]].concat());
+    let controls = ['\u{1b}', '\r', '\u{202e}', '\u{9b}'];
+    assert!(shown.contains("paid\u{fffd}[2J") && !shown.contains(controls), "{shown:?}");
+    let shown = ok(&[&["keys", "show", "--json"], &at[..]].concat());
+    assert!(!shown.contains(controls), "{shown:?}");
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["response"]["body"], body);
+}
+
+#[test]
+fn a_url_with_a_password_is_not_accepted_as_an_argument() {
+    for (words, instead) in [
+        (
+            &["gateway", "--upstream", "http://127.0.0.1:1", "--store"][..],
+            "set HAPAX_STORE instead",
+        ),
+        (&["gateway", "--upstream", "http://127.0.0.1:1", "--cache"], "set HAPAX_CACHE instead"),
+        (&["keys", "list", "--store"], "set HAPAX_STORE instead"),
+        (&["saga", "list", "--store"], "set HAPAX_STORE instead"),
+        (&["store", "quarantine", "list", "--store"], "set HAPAX_STORE instead"),
+        (&["doctor", "--store"], "set HAPAX_STORE instead"),
+        (&["messages", "list", "--database"], "set HAPAX_DATABASE instead"),
+        (&["relay", "--to", "nats://127.0.0.1:1", "--from"], "--from: expected a URL without"),
+        (&["backup", "--to", "x", "--store"], "set HAPAX_STORE instead"),
+    ] {
+        for url in ["postgres://u:hidden@127.0.0.1:1/d", "redis://:hidden@127.0.0.1:1"] {
+            let (code, line) = refused(&[words, &[url]].concat());
+            assert!(code == 64 && line.contains(instead), "{words:?} {code} {line}");
+            assert!(!line.contains("hidden"), "{line}");
+        }
+    }
 }
 
 #[test]
