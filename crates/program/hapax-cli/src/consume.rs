@@ -141,11 +141,18 @@ async fn open(store: StoreUrl, args: &ConsumeArgs) -> Result<OpenStore, CliError
         ..StoreOpener::new(store)
     };
     secrets::warn_of_store(&opener);
-    opener.open().await.map_err(|error| match error {
-        // They name their flag.
+    let opened = opener.open().await.map_err(|error| match error {
+        // They name their flag. A file may be there at the next start.
+        StoreOpenError::Secret { ref path, .. }
+            if opener.secret_file.as_ref() == Some(path) && !path.exists() =>
+        {
+            CliError::unavailable(error)
+        }
         StoreOpenError::Secret { .. } => CliError::usage(error),
         error => CliError::unavailable(format!("--store: {error}")),
-    })
+    })?;
+    tokio::spawn(async move { opener.warn_of_broken().await });
+    Ok(opened)
 }
 
 /// Returns the inbox; an error names the flag.

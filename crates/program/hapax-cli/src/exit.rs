@@ -58,6 +58,11 @@ impl CliError {
         Self { code, name: name.into(), message: message.to_string() }
     }
 
+    /// Changes the exit code to 69: another start may succeed without a change of the configuration.
+    pub(crate) fn may_end(self) -> Self {
+        Self { code: 69, name: "unavailable".into(), ..self }
+    }
+
     /// Appends `more` to the message.
     pub(crate) fn and(mut self, more: &str) -> Self {
         self.message.push_str(more);

@@ -148,6 +148,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
         )),
         false => CliError::unavailable(error),
     })?;
+    tokio::spawn(async move { opener.warn_of_broken().await });
     // The outbox has an identity of its own, which names the leases of its shards.
     let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>).namespace("");
     let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;

@@ -142,7 +142,9 @@ impl Gateway {
         let listen = local_addr(&listeners.data)?;
         let opening = opening(&config, &resolved, listeners.admin_addr);
         let opened = opening.open_within(config.store_wait, listen).await?;
-        run(&config, resolved, certificates, listeners, opened).await
+        let running = run(&config, resolved, certificates, listeners, opened).await?;
+        tokio::spawn(async move { opening.warn_of_broken().await });
+        Ok(running)
     }
 
     /// Checks whether a gateway could start, without listening, connecting, opening or creating

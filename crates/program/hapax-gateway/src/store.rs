@@ -97,9 +97,9 @@ impl fmt::Debug for CacheStats {
 #[non_exhaustive]
 pub enum StoreOpenError {
     /// The secret is missing, unreadable, or that of another store.
-    #[error("--secret-file: {}: {reason}", path.display())]
+    #[error("--secret-file (HAPAX_SECRET_FILE): {}: {reason}", path.display())]
     Secret {
-        /// The file of the secret, or the store that has another secret.
+        /// The file of the secret; the file or URL of a store that has another secret.
         path: PathBuf,
         /// The cause.
         reason: String,
@@ -459,6 +459,9 @@ fn server(url: &ServerUrl, source: StoreDriverError) -> StoreOpenError {
     let url = url.to_string();
     match source.kind {
         StoreDriverErrorKind::Options => StoreOpenError::Url { url, source },
+        StoreDriverErrorKind::OtherSecret => {
+            StoreOpenError::Secret { path: url.into(), reason: source.to_string() }
+        }
         _ => StoreOpenError::Server { url, source },
     }
 }

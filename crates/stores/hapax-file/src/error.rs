@@ -56,8 +56,7 @@ pub enum OpenError {
     /// one while none is given.
     #[error(
         "expected the secret with which the database was written, found another secret, or one on \
-         one side only: set the secret of the database; to begin with another, move the database \
-         away, after which every key looks unused, and confirm the new one"
+         one side only: set the secret of the database, or none if it was written without one"
     )]
     OtherSecret,
     /// The database has a format that this build does not support.

@@ -102,8 +102,7 @@ pub enum PostgresConnectError {
     /// given. Their names of keys would differ, so that one key could execute twice.
     #[error(
         "expected the secret that names the stored records, found another secret, or one on one \
-         side only: set the secret of the other processes; to begin with another, empty \
-         hapax_secrets and hapax_cells, and confirm the store"
+         side only: set the secret of the other processes, or none if they have none"
     )]
     OtherSecret,
     /// A query failed while the server was checked.

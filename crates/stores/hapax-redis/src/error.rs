@@ -48,8 +48,7 @@ pub enum RedisConnectError {
     /// given. Their names of keys would differ, so that one key could execute twice.
     #[error(
         "expected the secret that names the stored records, found another secret, or one on one \
-         side only: set the secret of the other processes; to begin with another, empty the store \
-         and confirm it"
+         side only: set the secret of the other processes, or none if they have none"
     )]
     OtherSecret,
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use hapax_gateway::{
     PolicyConfig, ROUTE_SETTINGS, ReloadError, Setting, StartError, StoreOpenError, StoreUrl,
     TlsError,
 };
-use hapax_operators::RegisterError;
+use hapax_operators::{RegisterError, TokenError};
 use toml::Value;
 
 use super::args::GatewayArgs;
@@ -69,9 +70,24 @@ impl Loaded {
         }
     }
 
-    /// Returns the error of a gateway that cannot start. The exit code is 64 for configuration and
-    /// for an address that cannot be listened on, and 69 for a store that cannot be opened.
+    /// Returns the error of a gateway that cannot start. The exit code is 64 if no other start with this configuration
+    /// can succeed, and 69 if one may: the store cannot be opened, a file is not there yet, an address is in use.
     pub(super) fn failed(&self, error: &StartError) -> CliError {
+        let failure = self.failure(error);
+        let may_end = match error {
+            StartError::Tls(TlsError::Read { .. }) => true,
+            StartError::Listen { source, .. } => source.kind() != ErrorKind::PermissionDenied,
+            StartError::AdminToken { source: TokenError::Read(_), .. } => true,
+            StartError::AccessLog { source, .. } => source.kind() != ErrorKind::InvalidData,
+            StartError::Store(StoreOpenError::Secret { path, .. }) => {
+                self.config.secret_file.as_ref() == Some(path) && !path.exists()
+            }
+            _ => false,
+        };
+        if may_end { failure.may_end() } else { failure }
+    }
+
+    fn failure(&self, error: &StartError) -> CliError {
         let what = error.to_string();
         match error {
             StartError::Config(error) => self.sources.failure(error),

@@ -29,9 +29,9 @@ fn check_reports_an_invalid_configuration_without_starting() {
         ("store = \"postgres://host:port/x\"".to_owned(), ":4: --store: postgres://host:port/x"),
         (
             "store = \"file:x.db\"\ncache = \"redis://h\"\nsecret_file = \"nowhere\"".to_owned(),
-            ":6: --secret-file: nowhere: ",
+            ":6: --secret-file (HAPAX_SECRET_FILE): nowhere: ",
         ),
-        (format!("secret_file = \"{}\"", path("bad.secret")), ":4: --secret-file: "),
+        (format!("secret_file = \"{}\"", path("bad.secret")), ":4: --secret-file ("),
         (
             format!("tls_cert = \"{}\"\ntls_key = \"nowhere.key\"", path("none.pem")),
             ":5: --tls-key: nowhere.key: ",
@@ -44,7 +44,9 @@ fn check_reports_an_invalid_configuration_without_starting() {
         for how in [&["--check"][..], &[]] {
             let (code, line) = refused(&[&["gateway", "--config", name], how].concat());
             let says = format!("hapax: {name}{says}");
-            assert!(code == 64 && line.starts_with(&says), "{how:?}: {line}, not {says}");
+            assert!(line.starts_with(&says), "{how:?}: {line}, not {says}");
+            // A file may be there at the next start.
+            assert_eq!(code, if says.contains("nowhere") { 69 } else { 64 }, "{line}");
         }
     }
     assert!(!std::path::Path::new("x.db").exists());

@@ -29,13 +29,11 @@ fn an_invalid_setting_is_one_line_and_exit_code_64() {
         (&["--on-unknown", "reconcile"], "--reconcile-url"),
         (&["--log-level", "x=y=z"], "--log-level"),
         (&["--no-such-flag"], "--no-such-flag"),
-        (&["--secret-file", "/nowhere/at/all", "--store", "memory:"], "/nowhere/at/all"),
         (&["--scope", "x-forwarded-for"], "x-forwarded-for"),
         (&["--retention", "4000d"], "--retention"),
         (&["--on-unknown", "block", "--reconcile-url", "http://a/"], "--reconcile-url"),
         (&["--tls-cert", "/nowhere/at/all"], "set both"),
         (&["--tls-client-ca", "/nowhere/at/all"], "needs --tls-cert"),
-        (&["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere"], "/nowhere/at/all"),
         (&["--upstream-key", "/nowhere/at/all"], "set both"),
         (&["--upstream-protocol", "spdy"], "--upstream-protocol"),
         (&["--trust-forwarded", "10.0.0.0/99"], "10.0.0.0/8"),
@@ -50,10 +48,23 @@ fn an_invalid_setting_is_one_line_and_exit_code_64() {
     assert_eq!(refused(&["gateway"]).0, 64);
     let (code, line) = refused(&["gateway", "--upstream", "http://127.0.0.1:65536"]);
     assert!(code == 64 && line.contains("--upstream must be"), "{code} {line}");
-    let secure = ["gateway", "--upstream", "https://127.0.0.1:1", "--upstream-ca", "/nowhere/ca"];
-    let (code, line) = refused(&secure);
-    assert!(code == 64 && line.contains("/nowhere/ca"), "{code} {line}");
     assert_eq!(run(&[]).status.code(), Some(64));
+}
+
+#[test]
+fn what_another_start_may_find_is_one_line_and_exit_code_69() {
+    let secure = ["gateway", "--upstream", "https://127.0.0.1:1", "--store", "memory:"];
+    for more in [
+        &["--secret-file", "/nowhere/at/all"][..],
+        &["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere"],
+        &["--upstream-ca", "/nowhere/at/all"],
+        &["--access-log", "/nowhere/at/all"],
+        // An address of no interface.
+        &["--listen", "192.0.2.1:1"],
+    ] {
+        let (code, line) = refused(&[&secure[..], &["--admin", "off"], more].concat());
+        assert!(code == 69 && line.contains(more[1]), "{code} {line:?} for {more:?}");
+    }
 }
 
 #[test]
@@ -71,11 +82,11 @@ fn a_second_gateway_on_one_file_is_one_line_and_exit_code_69() {
 
     let taken = first.address.to_string();
     let (code, line) = refused(&[&arguments[..], &["--listen", &taken]].concat());
-    assert!(code == 64 && line.contains(&taken), "{code} {line}");
+    assert!(code == 69 && line.contains(&taken), "{code} {line}");
 }
 
 #[test]
-fn a_missing_secret_is_one_line_and_exit_code_64() {
+fn a_missing_secret_is_one_line_and_makes_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let store = store(folder.path());
     let arguments = ["gateway", "--upstream", "http://127.0.0.1:1", "--store", &store];
@@ -83,7 +94,7 @@ fn a_missing_secret_is_one_line_and_exit_code_64() {
     let named = [&arguments[..], &["--secret-file", &secret]].concat();
     let anywhere = ["--listen", "127.0.0.1:0", "--admin", "off"];
     let (code, line) = refused(&[&named[..], &anywhere].concat());
-    assert!(code == 64 && line.contains(&secret), "{code} {line}");
+    assert!(code == 69 && line.contains(&secret), "{code} {line}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was made");
 
     // One that a gateway made for itself, and that somebody lost.

@@ -35,6 +35,26 @@ mod redis {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn a_server_without_persistence_is_warned_of_at_each_start() {
+        let options = RedisServerOptions::new().set("appendonly", "no").set("save", "");
+        let server = RedisServer::start_with(options).await;
+        blocking(server, |server| {
+            let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+            for _ in 0..2 {
+                let more = ["--store", &*server.store()];
+                let _gateway = Gateway::logged(upstream.address, folder.path(), &more);
+                wait_for_log(folder.path(), "the store does not keep its guarantee", 1);
+                let line = log_line(folder.path(), "the store does not keep its guarantee");
+                assert_eq!(
+                    (&line["level"], &line["subject"]),
+                    (&"WARN".into(), &"persistence".into())
+                );
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_server_that_rejects_the_password_is_not_waited_for() {
         let options = RedisServerOptions::new().set("requirepass", "right");
         let server = RedisServer::start_with(options).await;

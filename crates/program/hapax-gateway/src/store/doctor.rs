@@ -79,6 +79,9 @@ impl StoreFinding {
     }
 }
 
+/// Time after which a diagnosis at a start is given up.
+const DIAGNOSIS: Duration = Duration::from_secs(30);
+
 /// Free bytes below which a `file:` store rejects new keys soon, or already.
 const LITTLE: u64 = 1 << 30;
 const TOO_LITTLE: u64 = 64 << 20;
@@ -90,6 +93,22 @@ const SALVAGE: &str = "stop the gateway, write the intact records to a new file 
                        --salvage OLD NEW`, and keep the old one";
 
 impl StoreOpener {
+    /// Logs, as a warning each, the settings of a server because of which the store does not keep its guarantee. Call
+    /// it once the store is open. It uses a connection of its own.
+    pub async fn warn_of_broken(&self) {
+        let StoreUrl::Server(url) = &self.store else { return };
+        let Ok(driver) = self.driver(url) else { return };
+        // The server may have become unreachable: the store reports that.
+        let options = self.options(url, self.memory, None);
+        let diagnosed = tokio::time::timeout(DIAGNOSIS, driver.diagnose(options)).await;
+        let findings = diagnosed.ok().and_then(Result::ok).unwrap_or_default();
+        for finding in findings.into_iter().filter(|it| it.severity == Severity::Broken) {
+            let finding = StoreFinding::from(finding);
+            let StoreFinding { subject, found, fix, .. } = finding;
+            tracing::warn!(subject, found, fix, "the store does not keep its guarantee");
+        }
+    }
+
     /// Diagnoses the store without changing its records, on a server even if the store could not be
     /// opened.
     ///
@@ -234,21 +253,29 @@ impl StoreOpener {
         if let StoreOpenError::Missing { .. } = &error {
             return broken("store", error.to_string(), MISSING);
         }
-        // The file of the secret has a finding of its own.
-        let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
-        match source.kind {
-            StoreDriverErrorKind::OtherSecret => broken(
-                "secret",
-                match self.secret_file {
+        let source = match &error {
+            // The file of the secret has a finding of its own.
+            StoreOpenError::Secret { path, .. } if self.secret_file.as_ref() == Some(path) => {
+                return Vec::new();
+            }
+            StoreOpenError::Secret { .. } => {
+                let found = match self.secret_file {
                     Some(_) => {
-                        "the store is used with another secret, or with none: no gateway \
-                                starts with this one"
+                        "the store is used with another secret, or with none: no gateway starts with \
+                         this one"
                     }
                     None => "the store is used with a secret: no gateway starts without it",
-                }
-                .into(),
-                "set --secret-file to the secret of the other processes; if they use none, leave it out",
-            ),
+                };
+                return broken(
+                    "secret",
+                    found.into(),
+                    "set --secret-file to the secret of the other processes; if they use none, leave it out",
+                );
+            }
+            StoreOpenError::Server { source, .. } => source,
+            _ => return Vec::new(),
+        };
+        match source.kind {
             // Other findings cover it.
             StoreDriverErrorKind::Unfit | StoreDriverErrorKind::Standby => Vec::new(),
             _ => broken("start", error.to_string(), "fix this before a gateway starts"),
