@@ -49,7 +49,7 @@ fn a_process_that_was_frozen_executes_no_key_in_quarantine(url: &str) {
     let audit = folder.path().join("audit.jsonl").display().to_string();
     let at = ["--store", url, "--namespace", "shop", "--audit-file", &audit];
     let words = ["store", "quarantine", "--for", "10m", "--reason", "restored", "--json"];
-    let other = ["--store", url, "--namespace", "shpo"];
+    let other = ["--store", url, "--namespace", "shpo", "--audit-file", &audit];
     let (code, said) = refused(&[&words[..6], &other].concat());
     assert_eq!(code, 64);
     assert!(said.contains("(\"shop\"), found \"shpo\""), "{said}");
