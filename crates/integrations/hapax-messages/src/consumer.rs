@@ -523,11 +523,16 @@ impl ConsumerState {
             let changed = *was_up != is_up;
             if changed && is_up {
                 tracing::info!(consumer = %self.inbox.consumer(), "messages are received again");
+            } else if changed && self.inbox.shared.is_paused() {
+                tracing::warn!(
+                    consumer = %self.inbox.consumer(),
+                    "a quarantine is in force, or the register of the store was not written: no messages are received, and \
+                     unacknowledged ones are held"
+                );
             } else if changed {
                 tracing::warn!(
                     consumer = %self.inbox.consumer(),
-                    "the store is unavailable, or in quarantine: no messages are received, and \
-                     unacknowledged ones are held"
+                    "the store is unavailable: no messages are received, and unacknowledged ones are held"
                 );
             }
             *was_up = is_up;

@@ -58,7 +58,7 @@ impl Drop for Registered {
 impl<O: Observed> Observed for Pausing<O> {
     fn metrics(&self) -> Vec<Metric> {
         let is_paused = f64::from(u8::from(self.engine.quarantines().pauses()));
-        let help = "Whether a quarantine of the store pauses this process.";
+        let help = "1 while a quarantine of the store pauses this process, or its register was not written for 10 s; else 0.";
         let mut metrics = self.observed.metrics();
         metrics.push(Metric::gauge("quarantined", help, is_paused));
         metrics
@@ -74,7 +74,9 @@ impl<O: Observed> Observed for Pausing<O> {
             Some(until) => format!(
                 "paused by a quarantine of the store until {until}: see `hapax store quarantine list`"
             ),
-            None => "the register of the store was not read for 10 seconds".to_owned(),
+            None => "expected to write the register of the store every 3 s, found no success for 10 s: check the store \
+                     (`hapax doctor`); until then this process pauses"
+                .to_owned(),
         })
     }
 }

@@ -7,6 +7,7 @@
 mod backup;
 mod listener;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,7 +21,7 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hapax_core::StoreError;
+use hapax_core::{Quarantine, StoreError};
 use hapax_operators::{Decider, OperatorError, Operators, PeerAddr, StoreDecision, answer, error};
 use hapax_proxy::{Shutdown, ShutdownPhase};
 use serde::Deserialize;
@@ -184,6 +185,27 @@ async fn confirm(
 
 type Shared = State<(Arc<Admin>, Operators)>;
 
+/// Returns what `/readyz` says in quarantines: the routes only if none of them is of all routes.
+fn in_quarantine(quarantines: &[Quarantine]) -> Option<String> {
+    let last = |of_route: bool| {
+        let these = quarantines.iter().filter(|it| it.route.is_some() == of_route);
+        these.map(|it| it.until).max()
+    };
+    let (until, routes) = match last(false) {
+        Some(until) => (until, String::new()),
+        None => {
+            let names: BTreeSet<_> =
+                quarantines.iter().filter_map(|it| it.route.as_deref()).collect();
+            let names: Vec<_> = names.into_iter().collect();
+            (last(true)?, format!(" on the routes {}", names.join(", ")))
+        }
+    };
+    Some(format!(
+        "ready, but in quarantine: keys without a record do not execute until {until}{routes}: see `hapax store quarantine \
+         list`\n"
+    ))
+}
+
 async fn ready(State((admin, operators)): Shared) -> Response {
     if admin.shutdown.phase() > ShutdownPhase::Serving {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response();
@@ -195,13 +217,12 @@ async fn ready(State((admin, operators)): Shared) -> Response {
     } else if admin.opened.is_replaced() {
         // Another gateway would reject the same keys, and requests without keys are still served.
         "ready, but the store was emptied or replaced: see `hapax store confirm`\n".into_response()
-    } else if let Some(until) = admin.engine.quarantines().active().iter().map(|it| it.until).max()
-    {
+    } else if let Some(text) = in_quarantine(&admin.engine.quarantines().active()) {
         // Another gateway would reject the same keys, and requests without keys are still served.
-        format!("ready, but keys without a record are in quarantine until {until}: see `hapax store quarantine list`\n")
-            .into_response()
+        text.into_response()
     } else if admin.engine.quarantines().pauses() {
-        "ready, but the register of the store was not read for 10 seconds: keys without a record do not execute\n"
+        "ready, but expected to write the register of the store every 3 s, found no success for 10 s: check the store \
+         (`hapax doctor`); until then keys without a record do not execute\n"
             .into_response()
     } else if !admin.metrics.calls.are_written() {
         // Another gateway could not write either, and requests without keys are still served.

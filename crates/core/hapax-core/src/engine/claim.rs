@@ -72,10 +72,11 @@ pub enum ClaimError {
     /// The record's fingerprint has a scheme that is not supported here: a newer version wrote it.
     #[error("the record's fingerprint has an unsupported scheme: run the version that wrote it")]
     UnknownScheme,
-    /// The store may have lost the record of the key, and its [quarantine](super::Quarantine) lasts. Or it is not
-    /// known whether there is one, since the process has not read the register of the store in time.
+    /// The store may have lost the record of the key, and a [quarantine](super::Quarantine) that applies to it is in
+    /// force. Or it is not known whether there is one, since the process has not written the register of the store in time.
     #[error(
-        "the store may have lost the record of this key, which is in quarantine: nothing was executed; retry in {retry_in:?}"
+        "expected a record of this key, found none, and the store may have lost it (quarantine, or its register was not \
+         written): nothing was executed; retry with the same key after {} s", seconds(.retry_in)
     )]
     Quarantined {
         /// Time after which a retry may succeed, at most a minute.
@@ -95,6 +96,11 @@ pub enum ClaimError {
         "the exchange with the store did not end: the runtime is shutting down, or the store panicked"
     )]
     Shutdown,
+}
+
+/// Returns a time for a text: in whole seconds, at least 1.
+fn seconds(time: &Duration) -> u64 {
+    (time.as_secs_f64().ceil() as u64).max(1)
 }
 
 impl Idempotency {

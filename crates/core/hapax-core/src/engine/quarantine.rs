@@ -180,7 +180,7 @@ impl Quarantines<'_> {
                 if self.state().read_failed =>
             {
                 StoreError::unavailable(
-                    "the register of the store was not read and written in time",
+                    "expected a write of the register of the store within 10 s, found none: check the store",
                 )
                 .into()
             }

@@ -112,6 +112,12 @@ impl InboxState {
         Ok(Identity { id, redriven, operation, request: MessageRequest::new(message) })
     }
 
+    /// Returns whether no message is handled or acknowledged, because of a quarantine or of a register that was not
+    /// written.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.engine.quarantines().pauses()
+    }
+
     /// Processes a message. `is_alone` is true if this process handles no other message meanwhile;
     /// only then a suspect is executed.
     pub(crate) async fn process(
@@ -123,7 +129,7 @@ impl InboxState {
         progress: &mut Progress,
     ) -> Disposition {
         // Before a message is parked, too: nothing is acknowledged.
-        if self.engine.quarantines().pauses() {
+        if self.is_paused() {
             tracing::debug!(consumer = %self.consumer, "a message is held, because of a quarantine");
             return Disposition::Held(AFTER_OUTAGE, HoldCause::Store);
         }

@@ -83,10 +83,14 @@ enum RegisterFault {
     )]
     Content(#[source] serde_json::Error),
     #[error(
-        "expected to change the register within 100 swaps, found a change of another process before each: start again"
+        "expected to change the register within 100 swaps, found a change of another process before each: repeat the \
+         command, or start the process again"
     )]
     Conflicts,
-    #[error("expected fewer than 1000 processes in the register, found 1000: end some")]
+    #[error(
+        "expected fewer than 1000 processes in the register, found 1000: end processes that use this store, or wait 10 s \
+         for entries of ended ones to lapse"
+    )]
     Full,
 }
 
@@ -199,7 +203,11 @@ impl StoreRegister {
             Ok(entered) => Ok(entered),
             Err(RegisterError::Difference(difference)) => Err(difference),
             Err(RegisterError::Store(error)) => {
-                tracing::warn!(%error, "this process is not in the register of the store yet: keys without a record do not execute");
+                tracing::warn!(
+                    %error,
+                    "this process is not in the register of the store yet: until it is, keys without a record do not execute \
+                     (in an outage: routes with store_outage = \"open\" execute unprotected)"
+                );
                 let entered = self.unchecked(user, engine);
                 if is_outage(&error) {
                     engine.quarantines().failed();
@@ -301,7 +309,7 @@ impl RegisteredUser {
                         self.engine.quarantines().failed();
                     }
                     if since == now {
-                        tracing::warn!(%error, "the register of the store was not read and written: keys without a record do not execute after 10 seconds");
+                        self.warn_of(&error);
                     }
                     let pause = retry;
                     retry = longest.min(retry * 2);
@@ -367,6 +375,20 @@ impl RegisteredUser {
         // With the lock, so that a change of the routes comes before or after both.
         self.engine.quarantines().replace(quarantines, now);
         ids
+    }
+
+    fn warn_of(&self, error: &StoreError) {
+        match self.register.is_shared() {
+            true => tracing::warn!(
+                %error,
+                "the register of the store was not written: from 10 s after the last success on, keys without a record do \
+                 not execute (in an outage: routes with store_outage = \"open\" execute unprotected)"
+            ),
+            false => tracing::warn!(
+                %error,
+                "the quarantines of the store were not read: those of the last read apply"
+            ),
+        }
     }
 
     /// Logs each process once, for as long as it runs.

@@ -85,7 +85,10 @@ pub struct QuarantineView {
 #[non_exhaustive]
 pub enum QuarantineError {
     /// The duration is out of range.
-    #[error("expected a duration of 1 s to 24 h, found {found:?}")]
+    #[error(
+        "expected a duration of 1 s to 24 h, found {found:?}: pass --for (\"seconds\") within it, and begin it again before \
+         it ends"
+    )]
     Duration {
         /// The duration.
         found: Duration,
@@ -100,6 +103,16 @@ pub enum QuarantineError {
         found: String,
         /// The namespaces that processes have used.
         known: String,
+    },
+    /// The process that has the file open has another namespace.
+    #[error(
+        "expected the namespace of the process that has the file open ({own:?}), found {found:?}: name that one"
+    )]
+    OtherNamespace {
+        /// The namespace.
+        found: String,
+        /// The namespace of the process.
+        own: String,
     },
     /// No process of the namespace has this route.
     #[error(
@@ -118,7 +131,8 @@ pub enum QuarantineError {
     )]
     TooMany,
     /// There is no such quarantine.
-    #[error("expected a quarantine of namespace {namespace:?}{}, found none: list them", of_route(.route.as_deref()))]
+    #[error("expected a quarantine of namespace {namespace:?}{}, found none: `hapax store quarantine list` (GET \
+         /api/quarantines) lists them", of_route(.route.as_deref()))]
     NotFound {
         /// The namespace.
         namespace: String,
@@ -335,11 +349,8 @@ impl RegisteredUser {
             // Only this process has the store.
             let own = self.engine().namespace();
             if start.namespace != *own {
-                let found = start.namespace.as_str().to_owned();
-                return Err(QuarantineError::Namespace {
-                    found,
-                    known: format!("{:?}", own.as_str()),
-                });
+                let [found, own] = [&start.namespace, own].map(|it| it.as_str().to_owned());
+                return Err(QuarantineError::OtherNamespace { found, own });
             }
             check_route(start, std::iter::once(&self.user()))?;
         }

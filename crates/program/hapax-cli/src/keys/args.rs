@@ -113,6 +113,10 @@ pub(super) enum KeysCommand {
     },
 }
 
+/// Help of `--namespace` of a command that has a key.
+pub(crate) const NAMESPACE_OF_KEY: &str = "The namespace of the service; for a KEY, a gateway that answers uses its own \
+    [default: that of --config, else the empty one]";
+
 /// Options that name the store.
 #[derive(Debug, Args)]
 pub(crate) struct StoreSelector {
@@ -123,8 +127,7 @@ pub(crate) struct StoreSelector {
     /// file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
     store: Option<UrlText<StoreUrl>>,
-    /// The namespace of the service; for a KEY, a gateway that answers uses its own [default: that of
-    /// --config, else the empty one]
+    /// The namespace of the service [default: that of --config, else the empty one]
     #[arg(long, env = "HAPAX_NAMESPACE", value_name = "NAME")]
     namespace: Option<Namespace>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
@@ -208,8 +211,9 @@ impl StoreSelector {
     }
 }
 
-/// Options that name a record.
+/// Options that name a record. They come after those that name the store.
 #[derive(Debug, Args)]
+#[command(mut_arg("namespace", |arg| arg.help(NAMESPACE_OF_KEY)))]
 pub(super) struct RecordSelector {
     /// The Idempotency-Key, without quotes
     #[arg(value_name = "KEY", required_unless_present = "id")]

@@ -114,8 +114,8 @@ pub(super) struct RedriveArgs {
     /// stop the consumer. Omit it for a consumer in batch mode
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     pub(super) store: Option<UrlText<StoreUrl>>,
-    /// With --consumer: its namespace, as its process has it. A dead letter has the namespace of its consumer
-    /// [default: the empty one]
+    /// With --consumer: its namespace, as its process has it. Of a dead letter that is named by its id, the stored
+    /// name gives it [default: the empty one]
     #[arg(long, value_name = "NAME", env = "HAPAX_NAMESPACE")]
     pub(super) namespace: Option<Namespace>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]

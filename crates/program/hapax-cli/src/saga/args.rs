@@ -5,7 +5,7 @@ use hapax_core::Key;
 use hapax_operators::{SagaId, SagaStateView};
 
 use crate::exit::CliError;
-use crate::keys::{ScopeText, StoreSelector, VerdictArg};
+use crate::keys::{NAMESPACE_OF_KEY, ScopeText, StoreSelector, VerdictArg};
 
 /// List and show the sagas of a store, and decide about stuck ones
 ///
@@ -138,8 +138,9 @@ pub(super) enum SagaCommand {
     },
 }
 
-/// Options that name a saga.
+/// Options that name a saga. They come after those that name the store.
 #[derive(Debug, Args)]
+#[command(mut_arg("namespace", |arg| arg.help(NAMESPACE_OF_KEY)))]
 pub(super) struct SagaSelector {
     /// The id of the saga, as `list` prints it; of an unfinished one the first 8 digits suffice
     #[arg(value_name = "ID", required_unless_present = "key", conflicts_with = "key")]

@@ -31,9 +31,9 @@ const LOOK: Duration = Duration::from_millis(300);
 ///
 /// Keys without a record get 503, on every route or on one, until the quarantine ends. UUIDs of version 7 and ULIDs
 /// that were made after its start execute. Where an unknown outcome is reconciled, a reconcile request is sent for the
-/// key. With no --route, consumers in claim mode, sagas and relays pause. The command returns when every process that
-/// runs applies the quarantine, on a server after 10 s at the earliest. Begin it before clients reach the restored
-/// store, for longer than they retry.
+/// key. With no --route, consumers in claim mode, sagas and relays pause. The command returns when every running
+/// process applies the quarantine, on a server after 10 s at the earliest. Begin it before clients reach the restored
+/// store. If they retry for longer than 24 h, repeat it before it ends.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct QuarantineArgs {
@@ -44,7 +44,7 @@ pub(super) struct QuarantineArgs {
     /// Accept a namespace that no process has used, as far as the store knows
     #[arg(long)]
     any_namespace: bool,
-    /// The time after which it ends, at most 24 h. A quarantine of the same namespace and route is replaced by one that
+    /// The time after which it ends, 1 s to 24 h. A quarantine of the same namespace and route is replaced by one that
     /// starts now
     #[arg(long = "for", value_name = "DUR", required = true, value_parser = crate::duration)]
     duration: Option<Duration>,
@@ -70,6 +70,8 @@ enum QuarantineCommand {
         json: bool,
     },
     /// List the quarantines of the store, and the processes that have not confirmed one
+    // It lists those of every namespace.
+    #[command(mut_arg("namespace", |arg| arg.hide(true)))]
     List {
         #[command(flatten)]
         at: StoreSelector,
@@ -79,12 +81,17 @@ enum QuarantineCommand {
     },
 }
 
+/// Help of `--namespace` of a quarantine.
+const NAMESPACE: &str = "The namespace of the service; required unless HAPAX_NAMESPACE or --config names it. '' is the \
+    service without a namespace";
+
 /// The store, and the operations that a quarantine is limited to.
 #[derive(Debug, Args)]
+#[command(mut_arg("namespace", |arg| arg.help(NAMESPACE)))]
 struct QuarantineSelector {
     #[command(flatten)]
     at: StoreSelector,
-    /// Only requests of this route, by its name in metrics; consumers, sagas and relays do not pause
+    /// Only requests of this route (`name` of [[route]], default its path); consumers, sagas and relays do not pause
     #[arg(long, value_name = "NAME")]
     route: Option<String>,
 }
@@ -200,7 +207,7 @@ async fn begin_on(
 }
 
 async fn wait_until_confirmed(opened: &OpenedStore, id: &str) -> Result<QuarantineView, CliError> {
-    let (deadline, mut reported) = (Instant::now() + CONFIRM, Vec::new());
+    let (deadline, mut reported, mut is_reported) = (Instant::now() + CONFIRM, Vec::new(), false);
     loop {
         let this = match list(opened).await {
             Ok(quarantines) => quarantines.into_iter().find(|it| it.id == id),
@@ -227,18 +234,23 @@ async fn wait_until_confirmed(opened: &OpenedStore, id: &str) -> Result<Quaranti
         }
         if deadline <= Instant::now() && !this.unconfirmed.is_empty() {
             return Err(CliError::unavailable(format!(
-                "the quarantine has begun; expected every process to confirm it within {CONFIRM:?}, found none from {}: \
-                 stop these, which may be of an earlier version",
+                "the quarantine has begun; expected a confirmation from each process within {} s, found none from {} (an \
+                 earlier release does not confirm): stop them, then check `hapax store quarantine list`",
+                CONFIRM.as_secs(),
                 this.unconfirmed.join("; ")
             )));
         }
         let mut waiting = this.unconfirmed.clone();
         if waiting.is_empty() {
-            waiting.push("processes that are not in the register, for 10 s".to_owned());
+            waiting.push(format!(
+                "processes that are not in the register, for {} s",
+                this.settles_in_seconds
+            ));
         }
-        if reported != waiting {
+        // The seconds that are left are reported once.
+        if reported != this.unconfirmed || !is_reported {
             eprintln!("hapax: waiting for {}", waiting.join("; "));
-            reported = waiting;
+            (reported, is_reported) = (this.unconfirmed, true);
         }
         sleep(LOOK).await;
     }
@@ -310,8 +322,10 @@ fn text(it: &QuarantineView) -> String {
     let route = it.route.as_ref().map(|route| format!(", route {route:?}")).unwrap_or_default();
     let confirmed = match (it.confirmed, it.unconfirmed.len()) {
         (0, 0) => "no process that runs; one that starts applies it".to_owned(),
-        (count, 0) => format!("confirmed by all {count}"),
-        (count, _) => format!("confirmed by {count}; not by {}", it.unconfirmed.join("; ")),
+        (count, 0) => format!("{count} confirmed, 0 did not"),
+        (count, others) => {
+            format!("{count} confirmed, {others} did not: {}", it.unconfirmed.join("; "))
+        }
     };
     format!(
         "namespace {:?}{route}: from {} until {}\n  processes: {confirmed}\n  {}: {}\n",

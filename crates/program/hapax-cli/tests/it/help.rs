@@ -30,6 +30,7 @@ fn help_matches_the_golden_file() {
         ("store-confirm", &["store", "confirm", "--help"]),
         ("store-quarantine", &["store", "quarantine", "--help"]),
         ("store-quarantine-end", &["store", "quarantine", "end", "--help"]),
+        ("store-quarantine-list", &["store", "quarantine", "list", "--help"]),
         ("sql", &["sql", "--help"]),
         ("messages", &["messages", "--help"]),
         ("messages-list", &["messages", "list", "--help"]),

@@ -91,7 +91,9 @@ async fn every_gateway_rejects_unknown_keys_until_the_end(url: &str) {
     let admin = second.admin_addr().unwrap();
     let ready = get(admin, "/readyz").await;
     assert_eq!(ready.status, 200);
-    assert!(ready.text().contains("in quarantine until"), "{}", ready.text());
+    let said = ready.text();
+    assert!(said.contains("in quarantine: keys without a record do not execute until"), "{said}");
+    assert!(!said.contains("on the routes"), "{said}");
     let metrics = get(admin, "/metrics").await.text();
     assert!(metrics.contains("hapax_quarantine_end_seconds{route=\"\"} "), "{metrics}");
     let others = get(bank.admin_addr().unwrap(), "/metrics").await.text();
@@ -149,6 +151,12 @@ async fn a_quarantine_of_a_file_applies_at_once_and_survives_a_restart() {
         [(&begun, &intended), (&begun, &done), (&ended, &intended), (&ended, &done)]
     );
     assert_eq!((&lines[0]["namespace"], &lines[0]["seconds"]), (&json!("shop"), &json!(600)));
+    let of_other = json!({ "namespace": "bank", "seconds": 600, "any_namespace": true });
+    let rejected = decide(&gateway, "/api/quarantines", of_other).await;
+    assert_eq!(rejected.status, 400);
+    let expected =
+        r#"of the process that has the file open (\"shop\"), found \"bank\": name that one"#;
+    assert!(rejected.text().contains(expected), "{}", rejected.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -164,6 +172,8 @@ async fn a_quarantine_of_a_route_leaves_the_others() {
     begin(&gateway, json!({ "route": "/payments" })).await;
     is_rejected(&post(gateway.local_addr(), "/payments", "lost", "x").await);
     assert_eq!(post(gateway.local_addr(), "/", "lost", "x").await.status, 201);
+    let said = get(gateway.admin_addr().unwrap(), "/readyz").await.text();
+    assert!(said.contains(" on the routes /payments: see"), "{said}");
     for bad in [json!({ "seconds": 0 }), json!({ "seconds": 86_401 }), json!({ "odd": 1 })] {
         assert_eq!(decide(&gateway, "/api/quarantines", bad).await.status, 400);
     }
