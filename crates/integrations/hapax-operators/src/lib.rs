@@ -70,7 +70,7 @@ pub use keys::{
 };
 pub use log_file::open_log;
 pub use register::{
-    MAX_QUARANTINE, QuarantineError, QuarantineStart, QuarantineView, RegisterError,
+    MAX_QUARANTINE_DURATION, QuarantineError, QuarantineStart, QuarantineView, RegisterError,
     RegisteredUser, RouteNaming, StoreRegister, StoreUser, UserDifference,
 };
 pub use sagas::{

@@ -10,7 +10,7 @@
 //!    another one that differs. Both then log it.
 //! 5. It has the quarantines of the store. A process applies those of its namespace when it writes its entry, which
 //!    confirms them. One that has not written for ten seconds executes no key without a record, so that a quarantine
-//!    that every live process has confirmed holds for the others too. An exception is an outage of the store of more than
+//!    that every running process has confirmed holds for the others too. An exception is an outage of the store of more than
 //!    ten seconds, in which routes with `store_outage = "open"` execute unprotected.
 
 mod live;
@@ -27,13 +27,13 @@ use serde::{Deserialize, Serialize};
 
 pub use live::{RegisterError, RegisteredUser, StoreRegister};
 use quarantine::StoreQuarantine;
-pub use quarantine::{MAX_QUARANTINE, QuarantineError, QuarantineStart, QuarantineView};
+pub use quarantine::{MAX_QUARANTINE_DURATION, QuarantineError, QuarantineStart, QuarantineView};
 
 /// Time between two writes of an entry.
 pub(crate) const REFRESH: Duration = Duration::from_secs(3);
 
 /// Time for which a process that enters waits for a write of one that differs. It is longer than a write takes after
-/// the store was away.
+/// the store was unavailable.
 pub(crate) const WATCH: Duration = Duration::from_secs(15);
 
 /// Time without a write after which a process counts as ended.
@@ -148,7 +148,7 @@ impl StoreUser {
 
     /// Returns whether it wrote its entry within the last ten seconds.
     #[must_use]
-    pub fn is_live(&self, now: Timestamp) -> bool {
+    pub fn is_running(&self, now: Timestamp) -> bool {
         now.since(Timestamp::from_micros(self.seen)) < LAPSE
     }
 
@@ -231,10 +231,10 @@ impl RegisterContent {
         // An ended process that named operations as this one does is of no further use.
         let is_alike = |it: &StoreUser| it.namespace == user.namespace && it.routes == user.routes;
         self.users.retain(|it| {
-            it.id != user.id && age(it) < FORGET && (it.is_live(now) || !is_alike(it))
+            it.id != user.id && age(it) < FORGET && (it.is_running(now) || !is_alike(it))
         });
         if self.users.len() >= MAX_USERS {
-            self.users.retain(|it| it.is_live(now));
+            self.users.retain(|it| it.is_running(now));
         }
         // A process of every namespace, such as a relay, has operations of no service.
         if self.namespaces.len() < MAX_USERS && !user.every_namespace {
@@ -334,7 +334,7 @@ mod tests {
             content.users.iter().map(|it| it.id.clone()).collect::<Vec<_>>()
         };
         assert_eq!(ids(&content), ["b", "a"]);
-        assert!(content.users[0].is_live(at(114)) && !content.users[0].is_live(at(115)));
+        assert!(content.users[0].is_running(at(114)) && !content.users[0].is_running(at(115)));
         content.enter(&user("c", "", "z", "http://a"), at(115));
         assert_eq!(ids(&content), ["b", "a", "c"], "after an outage b may come back");
         content.enter(&user("c", "", "z", "http://a"), at(105 + 3600));

@@ -399,13 +399,13 @@ fn fetch(table: &TableName, key: &[Column], fields: &[Column], read: &[Column]) 
     let differs = sql::first_difference("t", "(g.item)", fields);
     let row = sql::json("t", read);
     let same = sql::equal("t", "(g.item)", key);
-    let (confirmed, confirm) = (sql::CONFIRMED, sql::CONFIRM);
+    let (wal_write, write_wal) = (sql::WAL_WRITE, sql::WRITE_WAL);
     format!(
-        "WITH {given}, {confirmed}
+        "WITH {given}, {wal_write}
 SELECT g.n::text,
     {differs},
     {row},
-    {confirm}
+    {write_wal}
 FROM given AS g JOIN {table} AS t ON {same}"
     )
 }

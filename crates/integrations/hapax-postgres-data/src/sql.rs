@@ -5,16 +5,16 @@
 
 use crate::layout::{Column, TableName, quoted};
 
-/// A part that has a row with a write to the log, so that the COMMIT of its transaction waits for the synchronous
-/// standbys as that of a new row does. Otherwise it would not wait: it has written nothing. Executed once, where a row
-/// that was there before is the result: its own COMMIT may have been cancelled while it waited, or a crash has made it
-/// visible, and a failover loses it.
-pub(crate) const CONFIRMED: &str = "confirmed AS MATERIALIZED (
+/// A common table expression that writes an empty message to the write-ahead log once (`pg_logical_emit_message`), so
+/// that the COMMIT of its transaction waits for the synchronous standbys as that of a new row does. Otherwise it would not
+/// wait: it has written nothing. It is for a result that is an earlier row, whose own COMMIT may have been cancelled while
+/// it waited, or which a crash has made visible: a failover loses such a row.
+pub(crate) const WAL_WRITE: &str = "wal_write AS MATERIALIZED (
     SELECT pg_logical_emit_message(TRUE, 'hapax', '')::text AS place
 )";
 
-/// A column that executes [`CONFIRMED`].
-pub(crate) const CONFIRM: &str = "(SELECT c.place FROM confirmed AS c)";
+/// A column that executes [`WAL_WRITE`].
+pub(crate) const WRITE_WAL: &str = "(SELECT w.place FROM wal_write AS w)";
 
 /// The items of parameter `$1`, each with its number from 1, as rows of the table's type.
 pub(crate) fn given(table: &TableName) -> String {

@@ -94,7 +94,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
         })
         .await;
     source.close().await;
-    registered.leave().await;
+    registered.remove().await;
     close(engine, opened, limits).await;
     let stats = monitor.consumer.stats();
     tracing::info!(handled = stats.handled, parked = stats.parked, "ended");

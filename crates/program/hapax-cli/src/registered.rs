@@ -35,13 +35,13 @@ impl Registered {
         let user = StoreUser::new(engine.namespace(), name).map_err(CliError::unavailable)?;
         let user = StoreUser { every_namespace, ..user };
         let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
-        let user = register.join(user, engine).await.map_err(CliError::usage)?;
+        let user = register.enter_when_available(user, engine).await.map_err(CliError::usage)?;
         let kept = user.clone();
         Ok(Self { user, keeping: tokio::spawn(async move { kept.refresh().await }) })
     }
 
     /// Removes the entry.
-    pub(crate) async fn leave(mut self) {
+    pub(crate) async fn remove(mut self) {
         // Its last write must not follow the removal.
         self.keeping.abort();
         let _ = (&mut self.keeping).await;
@@ -69,7 +69,7 @@ impl<O: Observed> Observed for Pausing<O> {
         if !quarantines.pauses() {
             return self.observed.unready();
         }
-        let until = quarantines.active().iter().map(|it| it.until).max();
+        let until = quarantines.in_force().iter().map(|it| it.until).max();
         Some(match until {
             Some(until) => format!(
                 "paused by a quarantine of the store until {until}: see `hapax store quarantine list`"

@@ -179,7 +179,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     if tokio::time::timeout(args.lease, engine.drain()).await.is_err() {
         tracing::warn!("the shards were not released: their leases lapse");
     }
-    registered.leave().await;
+    registered.remove().await;
     opened.close().await;
     let stats = monitor.stats();
     tracing::info!(published = stats.published, parked = stats.parked, "ended");

@@ -217,7 +217,7 @@ async fn ready(State((admin, operators)): Shared) -> Response {
     } else if admin.opened.is_replaced() {
         // Another gateway would reject the same keys, and requests without keys are still served.
         "ready, but the store was emptied or replaced: see `hapax store confirm`\n".into_response()
-    } else if let Some(text) = in_quarantine(&admin.engine.quarantines().active()) {
+    } else if let Some(text) = in_quarantine(&admin.engine.quarantines().in_force()) {
         // Another gateway would reject the same keys, and requests without keys are still served.
         text.into_response()
     } else if admin.engine.quarantines().pauses() {
@@ -242,7 +242,7 @@ async fn metrics(State((admin, operators)): Shared) -> Response {
         requests: admin.shutdown.active_requests(),
         store_up: operators.keys().store_answers().await,
         undecided: operators.census().undecided(),
-        quarantines: admin.engine.quarantines().active(),
+        quarantines: admin.engine.quarantines().in_force(),
     };
     admin.store_up.store(gauges.store_up, Ordering::Relaxed);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

@@ -130,8 +130,8 @@ impl Idempotency {
         self.claim_made_at(self.operation_id(scope, key), made_at, request, policy).await
     }
 
-    /// Claims the operation `key` for `request`, as [`claim`](Self::claim) does. In a quarantine it does not
-    /// matter when the key was made.
+    /// Claims the operation `key` for `request`, as [`claim`](Self::claim) does. In a quarantine every operation
+    /// without a record is rejected: an id contains no time.
     ///
     /// # Errors
     /// [`ClaimError`]; nothing was executed.

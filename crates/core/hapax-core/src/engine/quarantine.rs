@@ -19,7 +19,7 @@ pub struct Quarantine {
     pub route: Option<String>,
     /// The start, by the store's clock.
     pub since: Timestamp,
-    /// The end.
+    /// The end, by the store's clock.
     pub until: Timestamp,
 }
 
@@ -33,19 +33,19 @@ pub struct Quarantines<'a>(&'a EngineState);
 #[derive(Debug, Default)]
 pub(super) struct QuarantineState {
     /// Each with its end by the clock of this process.
-    active: Vec<(Quarantine, Duration)>,
-    /// The time until which the quarantines count as read; `None` for ever.
-    read_until: Option<Duration>,
-    /// True if the last read failed.
-    read_failed: bool,
+    in_force: Vec<(Quarantine, Duration)>,
+    /// The time until which the quarantines count as those of the store; `None` for ever.
+    valid_until: Option<Duration>,
+    /// True if the last write of the register failed.
+    has_failed: bool,
 }
 
 /// The quarantine of a claim, before it is known when its client made the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AppliedQuarantine {
-    /// Unknown: the process has not read the register in time.
+    /// Unknown: the process has not written the register in time.
     Unread,
-    Active {
+    InForce {
         since: Timestamp,
         until: Timestamp,
     },
@@ -75,21 +75,21 @@ impl Quarantines<'_> {
     /// Replaces the quarantines by those of the store, which were read just now, at the time `now` of the store's clock.
     pub fn replace(&self, quarantines: Vec<Quarantine>, now: Timestamp) {
         let read_at = self.time();
-        let active = quarantines.into_iter().filter(|it| now < it.until);
+        let in_force = quarantines.into_iter().filter(|it| now < it.until);
         let with_end = |it: Quarantine| {
             let end = read_at.saturating_add(it.until.since(now));
             (it, end)
         };
-        let active = active.map(with_end).collect();
-        self.state().active = active;
+        let in_force = in_force.map(with_end).collect();
+        self.state().in_force = in_force;
     }
 
-    /// Removes the route of each quarantine whose times one of `quarantines` without a route has, so that it applies to
-    /// all operations until the next call of [`replace`](Self::replace).
+    /// Makes a quarantine of a route apply to all operations if `quarantines` has one with the same start and end and
+    /// no route. Holds until the next [`replace`](Self::replace).
     pub fn widen(&self, quarantines: &[Quarantine]) {
         let mut state = self.state();
         let times = |it: &Quarantine| (it.since, it.until);
-        for (quarantine, _) in &mut state.active {
+        for (quarantine, _) in &mut state.in_force {
             let is_wide = |it: &Quarantine| it.route.is_none() && times(it) == times(quarantine);
             if quarantines.iter().any(is_wide) {
                 quarantine.route = None;
@@ -99,28 +99,28 @@ impl Quarantines<'_> {
 
     /// Sets the time until which the quarantines count as those of the store; `None` for ever, which is the default.
     /// From then on no key without a record executes, since a quarantine may have begun.
-    pub fn keep(&self, until: Option<Duration>) {
+    pub fn set_valid_until(&self, until: Option<Duration>) {
         let mut state = self.state();
-        (state.read_until, state.read_failed) = (until, false);
+        (state.valid_until, state.has_failed) = (until, false);
     }
 
-    /// Records that the register was not read and written. Once the time of [`keep`](Self::keep) has passed, a claim
-    /// without a record fails as in an outage of the store.
-    pub fn failed(&self) {
-        self.state().read_failed = true;
+    /// Records that the register was not written. Once the time of [`set_valid_until`](Self::set_valid_until) has
+    /// passed, a claim without a record fails as in an outage of the store.
+    pub fn note_failure(&self) {
+        self.state().has_failed = true;
     }
 
     /// Ends the time until which the quarantines count as those of the store.
     pub fn expire(&self) {
-        self.keep(Some(self.time()));
+        self.set_valid_until(Some(self.time()));
     }
 
-    /// Returns those that have not ended.
+    /// Returns the quarantines in force.
     #[must_use]
-    pub fn active(&self) -> Vec<Quarantine> {
+    pub fn in_force(&self) -> Vec<Quarantine> {
         let now = self.time();
         let state = self.state();
-        state.active.iter().filter(|(_, end)| now < *end).map(|(it, _)| it.clone()).collect()
+        state.in_force.iter().filter(|(_, end)| now < *end).map(|(it, _)| it.clone()).collect()
     }
 
     /// Returns whether consumers, sagas and relays pause: during a quarantine of all operations, and while it is not
@@ -128,8 +128,8 @@ impl Quarantines<'_> {
     #[must_use]
     pub fn pauses(&self) -> bool {
         let (now, state) = (self.time(), self.state());
-        state.read_until.is_some_and(|until| until <= now)
-            || state.active.iter().any(|(it, end)| it.route.is_none() && now < *end)
+        state.valid_until.is_some_and(|until| until <= now)
+            || state.in_force.iter().any(|(it, end)| it.route.is_none() && now < *end)
     }
 
     /// Checks an operation that begins without a claim, as by a write in a transaction of the caller. `seen` is what
@@ -139,7 +139,7 @@ impl Quarantines<'_> {
     /// [`ClaimError::Quarantined`]: the store may have lost its record.
     pub fn check(&self, seen: &Snapshot) -> Result<(), ClaimError> {
         let Some(quarantine) = self.of(None).map(|it| it.of_key(None)) else { return Ok(()) };
-        match quarantine.holds_back(seen) {
+        match quarantine.may_lack_record(seen) {
             true => Err(rejected(quarantine.remaining(seen.now))),
             false => Ok(()),
         }
@@ -148,14 +148,14 @@ impl Quarantines<'_> {
     pub(super) fn of(&self, route: Option<&str>) -> Option<AppliedQuarantine> {
         {
             let state = self.state();
-            if state.active.is_empty() && state.read_until.is_none() {
+            if state.in_force.is_empty() && state.valid_until.is_none() {
                 return None;
             }
         }
         let (now, state) = (self.time(), self.state());
-        let is_unread = state.read_until.is_some_and(|until| until <= now);
+        let is_unread = state.valid_until.is_some_and(|until| until <= now);
         let applies = |it: &Quarantine| it.route.is_none() || it.route.as_deref() == route;
-        let mut applied = state.active.iter().filter(|(it, end)| applies(it) && now < *end);
+        let mut applied = state.in_force.iter().filter(|(it, end)| applies(it) && now < *end);
         let Some((first, _)) = applied.next() else {
             return is_unread.then_some(AppliedQuarantine::Unread);
         };
@@ -165,7 +165,7 @@ impl Quarantines<'_> {
         // A later one may have begun, which ends later.
         let (since, until) =
             if is_unread { (Timestamp::MAX, Timestamp::MAX) } else { (since, until) };
-        Some(AppliedQuarantine::Active { since, until })
+        Some(AppliedQuarantine::InForce { since, until })
     }
 
     /// Returns the error that the caller gets. With a quarantine an outage is [`ClaimError::Quarantined`], so that no
@@ -173,11 +173,11 @@ impl Quarantines<'_> {
     pub(super) fn error_of(&self, route: Option<&str>, error: ClaimError) -> ClaimError {
         match (self.of(route), error) {
             (
-                Some(AppliedQuarantine::Active { .. }),
+                Some(AppliedQuarantine::InForce { .. }),
                 ClaimError::Store(_) | ClaimError::Overloaded,
             ) => rejected(self.0.store_timeout),
             (Some(AppliedQuarantine::Unread), ClaimError::Quarantined { .. })
-                if self.state().read_failed =>
+                if self.state().has_failed =>
             {
                 StoreError::unavailable(
                     "expected a write of the register of the store within 10 s, found none: check the store",
@@ -195,7 +195,7 @@ impl Quarantines<'_> {
         match self.of(route) {
             None => false,
             Some(AppliedQuarantine::Unread) => since != Some(Timestamp::MAX),
-            Some(AppliedQuarantine::Active { since: began, .. }) => {
+            Some(AppliedQuarantine::InForce { since: began, .. }) => {
                 since.is_none_or(|it| it < began)
             }
         }
@@ -211,7 +211,7 @@ impl AppliedQuarantine {
     /// Returns the quarantine of a claim whose client made the key at `made_at`, if that is known.
     pub(super) const fn of_key(self, made_at: Option<Timestamp>) -> ClaimQuarantine {
         match self {
-            Self::Active { since, until } => ClaimQuarantine { since, until, made_at },
+            Self::InForce { since, until } => ClaimQuarantine { since, until, made_at },
             // Without an end: the exchange of the claim may see the record again at any later time, and must not find
             // that what it does not know has ended.
             Self::Unread => {

@@ -30,10 +30,10 @@ pub struct ClaimQuarantine {
 impl ClaimQuarantine {
     /// Returns whether the store may have lost a record of the operation, of which it has this one or none.
     #[must_use]
-    pub fn holds_back(&self, seen: &Snapshot) -> bool {
+    pub fn may_lack_record(&self, seen: &Snapshot) -> bool {
         match standing(seen) {
-            Standing::Absent => self.holds(seen.now, None),
-            Standing::Released(stored) => self.holds(seen.now, Some(stored)),
+            Standing::Absent => self.may_lack(seen.now, None),
+            Standing::Released(stored) => self.may_lack(seen.now, Some(stored)),
             Standing::Live(_)
             | Standing::Lapsed(_)
             | Standing::Unknown(..)
@@ -49,7 +49,7 @@ impl ClaimQuarantine {
         }
     }
 
-    fn holds(&self, now: Timestamp, released: Option<&StoredRecord>) -> bool {
+    fn may_lack(&self, now: Timestamp, released: Option<&StoredRecord>) -> bool {
         let is_later = |made: Timestamp| self.since < made && made <= now.after(CLOCKS_DIFFER);
         let is_new = self.made_at.is_some_and(is_later)
             || released.is_some_and(|stored| {
@@ -90,7 +90,7 @@ pub(super) fn quarantined(
     released: Option<&StoredRecord>,
     event: &ClaimEvent<'_>,
 ) -> Option<Step> {
-    let quarantine = event.quarantine.filter(|quarantine| quarantine.holds(now, released))?;
+    let quarantine = event.quarantine.filter(|quarantine| quarantine.may_lack(now, released))?;
     let remaining = quarantine.remaining(now);
     let hook = event.hook.filter(|_| event.terms.on_unknown == OnUnknown::Reconcile);
     let Some(hook) = hook else { return Some(Step::Quarantined { remaining }) };

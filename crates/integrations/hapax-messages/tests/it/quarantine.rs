@@ -88,7 +88,7 @@ async fn while_the_register_of_the_store_is_not_read_messages_are_held() {
     world.send("before");
     sleep(HOUR).await;
     assert_eq!((world.effects().len(), world.broker.backlog()), (1, 2));
-    process.engine.quarantines().keep(Some(process.engine.quarantines().time() + HOUR));
+    process.engine.quarantines().set_valid_until(Some(process.engine.quarantines().time() + HOUR));
     timeout(SOON, world.broker.emptied()).await.expect("they are handled");
     assert_eq!(world.effects(), once(["before", "m-1"].map(str::to_owned)));
     assert!(process.stop().await);

@@ -1,7 +1,7 @@
 //! Reads and writes of the register, and the entry of a running process.
 //!
-//! A store that one process opens at a time has a register with quarantines only, which its process reads at start
-//! and after a change.
+//! A store that one process opens at a time has a register with quarantines only, which its process reads at start,
+//! about every three seconds, and after a change of its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,7 +53,7 @@ pub struct RegisteredUser {
 #[derive(Debug)]
 struct UserState {
     user: StoreUser,
-    /// The other live processes, as of the last write.
+    /// The other running processes, as of the last write.
     others: Vec<StoreUser>,
     /// True if no process used the namespace before.
     is_first: bool,
@@ -65,7 +65,7 @@ struct UserState {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// A process that runs cannot share the namespace.
+    /// A running process cannot share the namespace.
     #[error(transparent)]
     Difference(#[from] Box<UserDifference>),
     /// The register could not be read or written.
@@ -107,19 +107,19 @@ impl StoreRegister {
         Self { store, timeout }
     }
 
-    /// Returns the processes that run.
+    /// Returns the running processes.
     ///
     /// # Errors
     /// [`StoreError`].
     pub async fn users(&self) -> Result<Vec<StoreUser>, StoreError> {
         let seen = self.load().await?;
         let mut users = content(&seen)?.users;
-        users.retain(|user| user.is_live(seen.now));
+        users.retain(|user| user.is_running(seen.now));
         Ok(users)
     }
 
     /// Enters a process. If the register has an entry that differs, it waits for at most 15 seconds to see whether
-    /// that is written again: its process may have ended, or the store may have been away.
+    /// that is written again: its process may have ended, or the store may have been unavailable.
     ///
     /// The quarantines of the store apply to `engine` from then on, for as long as [`refresh`](RegisteredUser::refresh)
     /// runs. If the future is dropped, the entry may stay until it lapses.
@@ -132,7 +132,7 @@ impl StoreRegister {
         engine: &Idempotency,
     ) -> Result<RegisteredUser, RegisterError> {
         if !self.is_shared() {
-            let entered = self.unchecked(user, engine);
+            let entered = self.pending(user, engine);
             entered.read().await?;
             return Ok(entered);
         }
@@ -193,8 +193,8 @@ impl StoreRegister {
     /// Enters a process as [`enter`](Self::enter) does, later if the store is not available.
     ///
     /// # Errors
-    /// [`UserDifference`]: a process that runs cannot share the namespace.
-    pub async fn join(
+    /// [`UserDifference`]: a running process cannot share the namespace.
+    pub async fn enter_when_available(
         &self,
         user: StoreUser,
         engine: &Idempotency,
@@ -208,9 +208,9 @@ impl StoreRegister {
                     "this process is not in the register of the store yet: until it is, keys without a record do not execute \
                      (in an outage: routes with store_outage = \"open\" execute unprotected)"
                 );
-                let entered = self.unchecked(user, engine);
+                let entered = self.pending(user, engine);
                 if is_outage(&error) {
-                    engine.quarantines().failed();
+                    engine.quarantines().note_failure();
                 }
                 Ok(entered)
             }
@@ -221,7 +221,7 @@ impl StoreRegister {
     /// store accepts it, and processes that differ are logged then. Until then `engine` executes no key without a
     /// record.
     #[must_use]
-    pub fn unchecked(&self, user: StoreUser, engine: &Idempotency) -> RegisteredUser {
+    pub fn pending(&self, user: StoreUser, engine: &Idempotency) -> RegisteredUser {
         engine.quarantines().expire();
         let state = Arc::new(Mutex::new(UserState {
             user,
@@ -306,7 +306,7 @@ impl RegisteredUser {
                     let since = *failing_since.get_or_insert(now);
                     // One failure, as of a connection after the process was frozen, is no outage.
                     if is_outage(&error) && now.saturating_sub(since) >= LAPSE {
-                        self.engine.quarantines().failed();
+                        self.engine.quarantines().note_failure();
                     }
                     if since == now {
                         self.warn_of(&error);
@@ -350,7 +350,7 @@ impl RegisteredUser {
     async fn read(&self) -> Result<(), StoreError> {
         let seen = self.register.load().await?;
         self.confirm(&mut content(&seen)?, seen.now);
-        self.engine.quarantines().keep(None);
+        self.engine.quarantines().set_valid_until(None);
         Ok(())
     }
 
@@ -367,7 +367,7 @@ impl RegisteredUser {
             );
         }
         let user = &state.user;
-        let applies = |it: &&StoreQuarantine| user.follows(&it.namespace) && it.lasts(now);
+        let applies = |it: &&StoreQuarantine| user.follows(&it.namespace) && it.is_in_force(now);
         let applied: Vec<_> = content.quarantines.iter().filter(applies).cloned().collect();
         let quarantines = applied.iter().map(|it| it.of_engine(user)).collect();
         let ids = applied.iter().map(|it| it.id.clone()).collect();
@@ -422,14 +422,14 @@ impl RegisteredUser {
         self.state().is_first
     }
 
-    /// Returns a difference from a process that runs, as of the last write.
+    /// Returns a difference from a running process, as of the last write.
     #[must_use]
     pub fn difference(&self) -> Option<UserDifference> {
         let state = self.state();
         state.others.iter().find_map(|other| state.user.difference(other))
     }
 
-    /// Replaces routes and upstream of the entry, unless a process that runs differs; it is written within
+    /// Replaces routes and upstream of the entry, unless a running process differs; it is written within
     /// three seconds.
     ///
     /// # Errors
@@ -483,10 +483,10 @@ impl RegisteredUser {
         if !content.users.iter().any(|it| it.id == user.id) {
             return Err(StoreError::unavailable(RegisterFault::Full));
         }
-        // The entry counts as written from a later time on: others take this process for a live one for longer.
-        self.engine.quarantines().keep(Some(at + LAPSE));
-        // An entry that differs counts for longer than it is live: see `enter`.
-        let others = content.users.into_iter().filter(|it| it.id != user.id && it.is_live(now));
+        // The entry counts as written from a later time on: others take this process for a running one for longer.
+        self.engine.quarantines().set_valid_until(Some(at + LAPSE));
+        // An entry that differs counts for longer than its process counts as running: see `enter`.
+        let others = content.users.into_iter().filter(|it| it.id != user.id && it.is_running(now));
         self.state().others = others.collect();
         Ok(())
     }

@@ -11,9 +11,9 @@ use super::{LAPSE, RegisterContent, RegisteredUser, StoreRegister, StoreUser};
 use crate::keys::rfc3339;
 
 /// The longest quarantine.
-pub const MAX_QUARANTINE: Duration = Duration::from_secs(24 * 3600);
+pub const MAX_QUARANTINE_DURATION: Duration = Duration::from_secs(24 * 3600);
 
-/// The most quarantines of a store that last.
+/// The most quarantines in force in one store.
 const MAX_QUARANTINES: usize = 100;
 
 /// The most confirmations in the entry of a process.
@@ -44,7 +44,7 @@ pub struct QuarantineStart {
     pub namespace: Namespace,
     /// The route that it is limited to, by its name in metrics.
     pub route: Option<String>,
-    /// The duration, at most [`MAX_QUARANTINE`]. A quarantine of this namespace and route that lasts is replaced.
+    /// The duration, at most [`MAX_QUARANTINE_DURATION`]. One in force of this namespace and route is replaced.
     pub duration: Duration,
     /// True if the namespace may be one that no process has used.
     pub any_namespace: bool,
@@ -71,13 +71,13 @@ pub struct QuarantineView {
     pub reason: String,
     /// The operator.
     pub who: String,
-    /// Number of the processes that run and have confirmed it.
+    /// Number of the running processes that have confirmed it.
     pub confirmed: usize,
-    /// Names of the processes that run and have not.
+    /// Names of the running processes that have not.
     pub unconfirmed: Vec<String>,
-    /// Seconds until each process that is not in the register, since its entry was lost, has read the register or executes
-    /// no key without a record; 0 for a store of one process.
-    pub settles_in_seconds: u64,
+    /// Seconds, at most 10, until each process without an entry has read the register or executes no key without a record;
+    /// 0 for a store of one process.
+    pub in_force_in_seconds: u64,
 }
 
 /// Errors of beginning and ending a quarantine. Nothing was changed, unless the store gave no answer.
@@ -149,7 +149,7 @@ fn of_route(route: Option<&str>) -> String {
 }
 
 impl StoreQuarantine {
-    pub(super) fn lasts(&self, now: Timestamp) -> bool {
+    pub(super) fn is_in_force(&self, now: Timestamp) -> bool {
         now.as_micros() < self.until
     }
 
@@ -171,9 +171,10 @@ impl StoreQuarantine {
     }
 
     fn view(&self, users: &[StoreUser], now: Timestamp) -> QuarantineView {
-        let live = users.iter().filter(|user| user.is_live(now) && user.follows(&self.namespace));
+        let running =
+            users.iter().filter(|user| user.is_running(now) && user.follows(&self.namespace));
         let (confirmed, unconfirmed): (Vec<_>, Vec<_>) =
-            live.partition(|user| user.confirmed.contains(&self.id));
+            running.partition(|user| user.confirmed.contains(&self.id));
         QuarantineView {
             id: self.id.clone(),
             namespace: self.namespace.clone(),
@@ -184,7 +185,7 @@ impl StoreQuarantine {
             who: self.who.clone(),
             confirmed: confirmed.len(),
             unconfirmed: unconfirmed.iter().map(|user| user.name.clone()).collect(),
-            settles_in_seconds: Timestamp::from_micros(self.since)
+            in_force_in_seconds: Timestamp::from_micros(self.since)
                 .after(LAPSE)
                 .since(now)
                 .as_secs_f64()
@@ -195,8 +196,8 @@ impl StoreQuarantine {
 
 impl RegisterContent {
     fn views(&self, now: Timestamp) -> Vec<QuarantineView> {
-        let lasting = self.quarantines.iter().filter(|it| it.lasts(now));
-        lasting.map(|it| it.view(&self.users, now)).collect()
+        let in_force = self.quarantines.iter().filter(|it| it.is_in_force(now));
+        in_force.map(|it| it.view(&self.users, now)).collect()
     }
 
     fn begin(&mut self, start: &QuarantineStart, id: &str, now: Timestamp) {
@@ -216,10 +217,10 @@ impl RegisterContent {
 
     fn end(&mut self, is_ended: impl Fn(&StoreQuarantine) -> bool, now: Timestamp) {
         self.ended.retain(|_, until| now.as_micros() < *until);
-        self.quarantines.retain(|it| it.lasts(now));
-        let (ended, lasting) =
+        self.quarantines.retain(|it| it.is_in_force(now));
+        let (ended, in_force) =
             std::mem::take(&mut self.quarantines).into_iter().partition(is_ended);
-        self.quarantines = lasting;
+        self.quarantines = in_force;
         let ended: Vec<StoreQuarantine> = ended;
         self.ended.extend(ended.into_iter().map(|it| (it.id, it.until)));
         while self.ended.len() > MAX_QUARANTINES {
@@ -229,14 +230,14 @@ impl RegisterContent {
         }
     }
 
-    /// Adds those of `applied` that last and were lost with the register. Returns their number.
+    /// Adds those of `applied` that are in force and were lost with the register. Returns their number.
     pub(super) fn restore(&mut self, applied: &[StoreQuarantine], now: Timestamp) -> usize {
         let is_known = |it: &StoreQuarantine| {
             self.ended.contains_key(&it.id)
                 || self.quarantines.iter().any(|other| other.id == it.id)
         };
         let lost: Vec<_> =
-            applied.iter().filter(|it| it.lasts(now) && !is_known(it)).cloned().collect();
+            applied.iter().filter(|it| it.is_in_force(now) && !is_known(it)).cloned().collect();
         let count = lost.len();
         self.quarantines.extend(lost);
         count
@@ -244,7 +245,7 @@ impl RegisterContent {
 
     /// Returns the error of a namespace or route that no process has: its quarantine would have no effect.
     fn check(&self, start: &QuarantineStart, now: Timestamp) -> Result<(), QuarantineError> {
-        if self.quarantines.iter().filter(|it| it.lasts(now)).count() >= MAX_QUARANTINES {
+        if self.quarantines.iter().filter(|it| it.is_in_force(now)).count() >= MAX_QUARANTINES {
             return Err(QuarantineError::TooMany);
         }
         let namespace = start.namespace.as_str();
@@ -278,7 +279,7 @@ fn check_route<'a>(
 }
 
 impl StoreRegister {
-    /// Returns the quarantines that last.
+    /// Returns the quarantines in force.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -286,14 +287,14 @@ impl StoreRegister {
         let seen = self.load().await?;
         let mut views = content(&seen)?.views(seen.now);
         if !self.is_shared() {
-            views.iter_mut().for_each(|it| it.settles_in_seconds = 0);
+            views.iter_mut().for_each(|it| it.in_force_in_seconds = 0);
         }
         Ok(views)
     }
 
-    /// Begins a quarantine, and returns its id. It is in force once [`quarantines`](Self::quarantines) shows no unconfirmed process and it has
-    /// settled: each process reads the register about every three seconds, and one that cannot read it for ten
-    /// executes no key without a record.
+    /// Begins a quarantine, and returns its id. It is in force everywhere once
+    /// [`quarantines`](Self::quarantines) shows no unconfirmed process and `in_force_in_seconds` is 0: each process
+    /// writes its entry about every three seconds, and one that cannot for ten executes no key without a record.
     ///
     /// # Errors
     /// [`QuarantineError`].
@@ -301,7 +302,7 @@ impl StoreRegister {
         &self,
         start: &QuarantineStart,
     ) -> Result<String, QuarantineError> {
-        if !(Duration::from_secs(1)..=MAX_QUARANTINE).contains(&start.duration) {
+        if !(Duration::from_secs(1)..=MAX_QUARANTINE_DURATION).contains(&start.duration) {
             return Err(QuarantineError::Duration { found: start.duration });
         }
         let seen = self.load().await?;
@@ -324,7 +325,7 @@ impl StoreRegister {
     ) -> Result<(), QuarantineError> {
         let seen = self.load().await?;
         let quarantines = content(&seen)?.quarantines.into_iter();
-        let found = quarantines.filter(|it| it.is_of(namespace, route) && it.lasts(seen.now));
+        let found = quarantines.filter(|it| it.is_of(namespace, route) && it.is_in_force(seen.now));
         let ids: Vec<String> = found.map(|it| it.id).collect();
         if ids.is_empty() {
             let (namespace, route) = (namespace.as_str().to_owned(), route.map(str::to_owned));
@@ -377,7 +378,7 @@ impl RegisteredUser {
         Ok(applied?)
     }
 
-    /// Returns the quarantines of the store that last, as [`StoreRegister::quarantines`] does.
+    /// Returns the quarantines of the store that are in force, as [`StoreRegister::quarantines`] does.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -385,11 +386,11 @@ impl RegisteredUser {
         let mut views = self.register().quarantines().await?;
         if !self.register().is_shared() {
             // Such a register has no processes: this one has the store.
-            let applied = self.engine().quarantines().active();
+            let applied = self.engine().quarantines().in_force();
             for view in &mut views {
                 let is_applied = applied.iter().any(|it| rfc3339(it.until) == view.until);
                 view.confirmed = usize::from(is_applied);
-                view.settles_in_seconds = 0;
+                view.in_force_in_seconds = 0;
             }
         }
         Ok(views)
@@ -425,7 +426,7 @@ mod tests {
         let found: Vec<_> =
             content.quarantines.iter().map(|it| (&*it.id, it.since, it.until)).collect();
         assert_eq!(found, [("b", 10_000_000, 110_000_000), ("c", 50_000_000, 150_000_000)]);
-        assert_eq!(content.views(at(55))[1].settles_in_seconds, 5);
+        assert_eq!(content.views(at(55))[1].in_force_in_seconds, 5);
         assert_eq!(content.views(at(110)).len(), 1);
     }
 

@@ -110,16 +110,16 @@ fn look(layout: &EventLogBuilder) -> String {
     let (last, same, position) = (last(layout), same_event(layout), sequence.of("t"));
     let (id, at, to) = (id.of("(g.item)"), stream.of("t"), stream.of("(h.item)"));
     let differs = sql::first_difference("t", "(g.item)", fields);
-    let (confirmed, confirm) = (sql::CONFIRMED, sql::CONFIRM);
+    let (wal_write, write_wal) = (sql::WAL_WRITE, sql::WRITE_WAL);
     format!(
-        "WITH {given}, {head}, {confirmed}
+        "WITH {given}, {head}, {wal_write}
 SELECT {last}::text,
     g.n::text,
     (row_number() OVER (PARTITION BY {id} ORDER BY g.n))::text,
     {position}::text,
     CASE WHEN {at} <> {to} THEN {at}::text END,
     CASE WHEN {position} IS NOT NULL THEN {differs} END,
-    CASE WHEN {position} IS NOT NULL THEN {confirm} END
+    CASE WHEN {position} IS NOT NULL THEN {write_wal} END
 FROM head AS h CROSS JOIN given AS g LEFT JOIN {table} AS t ON {same}
 ORDER BY g.n"
     )

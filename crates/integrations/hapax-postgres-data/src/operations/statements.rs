@@ -84,10 +84,10 @@ fn look(rows: &VersionedRows, layout: &UpdateLogBuilder) -> String {
     let (noted, found) =
         (sql::equal("o", "(a.item)", [operation]), sql::equal("t", "(g.item)", key));
     let (there, nothing) = (key[0].of("t"), operation.of("o"));
-    let (confirmed, confirm) = (sql::CONFIRMED, sql::CONFIRM);
+    let (wal_write, write_wal) = (sql::WAL_WRITE, sql::WRITE_WAL);
     // The table goes first: the key of another may not be readable as one of this.
     format!(
-        "WITH {given}, {asked}, {confirmed}
+        "WITH {given}, {asked}, {wal_write}
 SELECT {made}::text,
     CASE
         WHEN {nothing} IS NULL THEN NULL
@@ -98,7 +98,7 @@ SELECT {made}::text,
     END,
     {current}::text,
     CASE WHEN {there} IS NOT NULL THEN {row} END,
-    CASE WHEN {made} IS NOT NULL THEN {confirm} END
+    CASE WHEN {made} IS NOT NULL THEN {write_wal} END
 FROM given AS g CROSS JOIN asked AS a
 LEFT JOIN {table} AS o ON {noted}
 LEFT JOIN {of} AS t ON {found}"

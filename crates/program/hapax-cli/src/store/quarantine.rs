@@ -20,7 +20,7 @@ use crate::keys::{
 };
 use crate::output::{self, print};
 
-/// Time within which every process that runs confirms a quarantine: three of its writes, or the time after which
+/// Time within which every running process confirms a quarantine: three of its writes, or the time after which
 /// its entry has lapsed.
 const CONFIRM: Duration = Duration::from_secs(30);
 
@@ -161,7 +161,7 @@ fn named(location: &StoreLocation) -> Result<Namespace, CliError> {
     }
 }
 
-/// Begins a quarantine, and returns it when every process that runs has confirmed it.
+/// Begins a quarantine, and returns it when every running process has confirmed it.
 async fn begin(
     location: StoreLocation,
     start: QuarantineStart,
@@ -229,7 +229,7 @@ async fn wait_until_confirmed(opened: &OpenedStore, id: &str) -> Result<Quaranti
                  or after --for: see `hapax store quarantine list`, and begin it again with a --for of at least 1m",
             ));
         };
-        if this.unconfirmed.is_empty() && this.settles_in_seconds == 0 {
+        if this.unconfirmed.is_empty() && this.in_force_in_seconds == 0 {
             return Ok(this);
         }
         if deadline <= Instant::now() && !this.unconfirmed.is_empty() {
@@ -244,7 +244,7 @@ async fn wait_until_confirmed(opened: &OpenedStore, id: &str) -> Result<Quaranti
         if waiting.is_empty() {
             waiting.push(format!(
                 "processes that are not in the register, for {} s",
-                this.settles_in_seconds
+                this.in_force_in_seconds
             ));
         }
         // The seconds that are left are reported once.
@@ -321,7 +321,7 @@ async fn close(opened: OpenedStore) {
 fn text(it: &QuarantineView) -> String {
     let route = it.route.as_ref().map(|route| format!(", route {route:?}")).unwrap_or_default();
     let confirmed = match (it.confirmed, it.unconfirmed.len()) {
-        (0, 0) => "no process that runs; one that starts applies it".to_owned(),
+        (0, 0) => "no running process; one that starts applies it".to_owned(),
         (count, 0) => format!("{count} confirmed, 0 did not"),
         (count, others) => {
             format!("{count} confirmed, {others} did not: {}", it.unconfirmed.join("; "))

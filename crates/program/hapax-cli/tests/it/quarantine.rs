@@ -82,7 +82,7 @@ async fn a_process_that_was_frozen_executes_no_key_in_quarantine_on_redis() {
 }
 
 #[test]
-fn a_file_is_put_in_quarantine_by_its_gateway_and_without_one() {
+fn a_quarantine_of_a_file_begins_with_and_without_its_gateway() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let url = store(folder.path());
     let begin = |route: &[&str]| {
@@ -101,7 +101,7 @@ fn a_file_is_put_in_quarantine_by_its_gateway_and_without_one() {
     let begun = begin(&[]);
     assert!(begun.status.success(), "{begun:?}");
     let said = String::from_utf8(begun.stdout).unwrap();
-    assert!(said.contains("no process that runs; one that starts applies it"), "{said}");
+    assert!(said.contains("no running process; one that starts applies it"), "{said}");
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
     is_rejected(gateway.address, "lost");
     let end =
@@ -111,7 +111,7 @@ fn a_file_is_put_in_quarantine_by_its_gateway_and_without_one() {
 }
 
 #[test]
-fn a_quarantine_names_its_namespace_duration_and_reason() {
+fn a_quarantine_without_namespace_duration_or_reason_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let url = store(folder.path());
     let (code, said) =

@@ -83,7 +83,7 @@ async fn a_key_without_a_record_is_rejected_until_the_quarantine_ends() {
 
     advance(10 * MINUTE).await;
     assert!(!process.quarantines().pauses());
-    assert!(process.quarantines().active().is_empty());
+    assert!(process.quarantines().in_force().is_empty());
     assert!(matches!(claim_of(&process, "order-1", &reexecute()).await, Ok(Claim::Execute(_))));
 }
 
@@ -126,7 +126,7 @@ async fn in_an_outage_a_key_in_a_quarantine_is_rejected_as_quarantined() {
     quarantine(&process, now(&world), None);
     // A route that executes without a record during an outage must not take it for one.
     assert!(is_rejected(&claim_of(&process, "k", &reexecute()).await));
-    // The register is not read either.
+    // The register is not written either.
     process.quarantines().expire();
     assert!(is_rejected(&claim_of(&process, "k", &reexecute()).await));
 }
@@ -136,17 +136,19 @@ async fn without_the_register_no_key_without_a_record_executes() {
     let world = World::new();
     let process = world.process();
     own(&process, &reexecute()).await.complete(outcome("paid"), None).await.unwrap();
-    process.quarantines().keep(Some(process.quarantines().time() + MINUTE));
+    process.quarantines().set_valid_until(Some(process.quarantines().time() + MINUTE));
     assert!(matches!(claim_of(&process, "before", &reexecute()).await, Ok(Claim::Execute(_))));
     advance(MINUTE).await;
     assert!(process.quarantines().pauses());
     assert!(is_rejected(&claim_of(&process, "k", &reexecute()).await));
     assert_eq!(replayed(&process).await, outcome("paid"));
+    let rejected = claim_of(&process, "k", &reexecute()).await.unwrap_err().to_string();
+    assert!(rejected.ends_with("retry with the same key after 1 s"), "{rejected}");
     // The store answers claims only: for a route that executes during an outage this is one.
-    process.quarantines().failed();
+    process.quarantines().note_failure();
     let claimed = claim_of(&process, "k", &reexecute()).await;
     assert!(matches!(claimed, Err(ClaimError::Store(_))), "{claimed:?}");
-    process.quarantines().keep(None);
+    process.quarantines().set_valid_until(None);
     assert!(matches!(claim_of(&process, "k", &reexecute()).await, Ok(Claim::Execute(_))));
 }
 
@@ -249,6 +251,6 @@ async fn a_claim_that_was_reconciled_while_the_register_was_unread_executes_noth
     lease.release().await.unwrap();
     let claimed = reconciliation.conclude(Verdict::DidNotHappen, &Text("a")).await;
     assert!(is_rejected(&claimed), "{claimed:?}");
-    process.quarantines().keep(None);
+    process.quarantines().set_valid_until(None);
     assert!(matches!(claim_of(&process, "k", &ask).await, Ok(Claim::Execute(_))));
 }
