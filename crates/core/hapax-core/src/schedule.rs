@@ -158,7 +158,8 @@ pub struct EntryPage {
     pub entries: Vec<(EntryKey, Result<ScheduleEntry, StoreError>)>,
     /// True if there are entries after the last one.
     pub more: bool,
-    /// Entries of other namespaces that the page leaves out: the last one, and their number. `None` of a store.
+    /// Entries of other namespaces that the page leaves out: the last one, and their number. `None`
+    /// in the page of a store itself.
     pub others: Option<(EntryKey, u32)>,
 }
 

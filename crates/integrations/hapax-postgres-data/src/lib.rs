@@ -87,13 +87,13 @@
 //! - A result of created, appended, updated or applied holds once the transaction commits.
 //!
 //! # Synchronous standbys
-//! A result that a write happened before ([`Inserted::Exists`], [`AppendResult::AlreadyAppended`],
-//! [`IdentifiedUpdate::AlreadyApplied`]) writes to the log, without a table: the COMMIT after it waits for the standbys
-//! as that of a new row does, under the `synchronous_commit` of the transaction. Otherwise a row whose own COMMIT was
-//! cancelled while it waited, or which a crash made visible, would be the answer, and a failover would lose it. A call
-//! without a transaction waits itself. Other results and reads confirm nothing ([`EventLog::read`],
-//! [`EventLog::version`], [`VersionedRows::load`], the row of a conflict): do not tell others of what they have before
-//! a write of your own is committed. A write that depends on them is on no standby without them.
+//! A call whose result is that the write was made before ([`Inserted::Exists`], [`AppendResult::AlreadyAppended`],
+//! [`IdentifiedUpdate::AlreadyApplied`]) also writes a message to the write-ahead log, so that its COMMIT waits for the
+//! synchronous standbys, under the `synchronous_commit` of the transaction. Otherwise the result may be a row whose own
+//! COMMIT was cancelled while it waited, or which a crash made visible: a failover loses it. A call without a
+//! transaction waits itself. Other results and reads ([`EventLog::read`], [`EventLog::version`],
+//! [`VersionedRows::load`], the row of a conflict) do not wait: report them outside only after a write of your own has
+//! committed. If that write is on a standby, so is what was read before it.
 //!
 //! # Errors
 //! Errors are classified by SQLSTATE and severity alone. On a plain connection, races that a layout

@@ -35,9 +35,9 @@ const ABORT: &str = "SELECT CAST('the messages have no outbox' AS integer)";
 /// Writes messages to the outbox in the transaction of `connection`, by one call of
 /// `hapax_outbox_put_all` in `schema`. They are published after it commits.
 ///
-/// `schema` is that of the relay, and of [`Connections::schema`](crate::Connections::schema). With `None` it is
-/// the only one of the search path that has the tables of messages, or else the only one of the database, which a
-/// statement finds before each call. Several are an error: messages in another outbox are not published.
+/// `schema` is that of the relay, and of [`Connections::schema`](crate::Connections::schema). With `None` each call
+/// searches for the tables before it writes, first in the search path, then in the database, and returns an error if
+/// it finds several: messages in another outbox are not published.
 ///
 /// Call it shortly before COMMIT: writers of the same order keys wait until then.
 ///

@@ -216,7 +216,7 @@ impl Sagas {
 
     /// Returns the entry that starts a saga once the caller has inserted it, by
     /// [`insert_in`](hapax_core::schedule::TransactionalSchedule::insert_in), in a transaction that
-    /// commits. Until a process claims it, the saga has no record. The key is not checked, also in a quarantine:
+    /// commits. Until a process claims it, the saga has no record. The key is not checked, not even in a quarantine:
     /// see [`start_in`](Self::start_in).
     ///
     /// # Errors

@@ -28,7 +28,7 @@ pub(super) const INDEX: [(&str, &str, &str); 3] = [
     (
         "POST",
         "/api/quarantines",
-        r#"{"namespace": "…", "seconds": N, "reason": "…"}: keys without a record do not execute; with "route": "…" only those of a route"#,
+        r#"{"namespace": "…", "seconds": 1 to 86400, "reason": "…"}: keys without a record do not execute; with "route": "…" only those of a route"#,
     ),
     (
         "POST",
@@ -50,7 +50,7 @@ pub struct QuarantineRequest {
     /// The route that the quarantine is limited to.
     #[serde(default)]
     pub route: Option<String>,
-    /// The duration; ignored at the end.
+    /// The duration in seconds, 1 to 86,400; `/quarantines/end` ignores it.
     #[serde(default)]
     pub seconds: u64,
     /// True if the namespace may be one that no process has used.
