@@ -89,7 +89,7 @@ pub trait DrivenStore: Inspect {
     fn identity(&self) -> Option<String>;
 
     /// Returns the time at which the store was created, by its own clock; `None` if it is not known, as
-    /// for a store of an earlier version.
+    /// for a store of an earlier release.
     fn created(&self) -> Option<Timestamp> {
         None
     }

@@ -1,7 +1,7 @@
 //! Fingerprints of requests.
 //!
 //! 1. Method and path count as received, byte by byte. Within routers of axum the target is the one that
-//!    reached the outermost of them: its scheme is another one (`http/2`), because earlier versions
+//!    reached the outermost of them: its scheme is another one (`http/2`), because earlier releases
 //!    compared the stripped target. Records of theirs (`http/1`) are compared by that, so until it ends such a
 //!    record of `/orders` also answers a request to `/refunds/orders` with the same key, as they did.
 //! 2. The query counts as a list of pairs, sorted by name as received; values of one name keep

@@ -341,7 +341,7 @@ pub struct Stuck {
     /// Time at which it became stuck.
     pub since: LogTime,
     /// Time from which no try of the step can take effect any more: the timeout of the last one and the settle
-    /// time have passed. `None` if none may have had an effect, and in logs of earlier versions.
+    /// time have passed. `None` if none may have had an effect, and in logs of earlier releases.
     #[serde(default)]
     pub quiet: Option<LogTime>,
 }
@@ -523,7 +523,7 @@ impl Log {
     }
 }
 
-/// Earlier versions saved no log before the entry was inserted.
+/// Earlier releases saved no log before the entry was inserted.
 const fn is_inserted() -> bool {
     true
 }

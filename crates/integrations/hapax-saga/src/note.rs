@@ -91,7 +91,7 @@ pub(crate) fn fingerprint(input: &[u8]) -> [u8; 32] {
 pub(crate) struct FinalOutcome {
     pub(crate) end: FinalEnd,
     pub(crate) history: Vec<EndedStep>,
-    /// The decisions of operators. Outcomes of earlier versions have none.
+    /// The decisions of operators. Outcomes of earlier releases have none.
     #[serde(default)]
     pub(crate) decisions: Vec<LoggedDecision>,
 }

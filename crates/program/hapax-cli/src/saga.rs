@@ -235,7 +235,7 @@ impl Sagas {
         }
         match action {
             SagaAction::Happened(result) => body["result"] = result,
-            // An earlier version of the process rejects a member that it does not know.
+            // A process of an earlier release rejects a member that it does not know.
             SagaAction::DidNotHappen { force: true } => body["force"] = json!(true),
             _ => {}
         }

@@ -410,7 +410,7 @@ impl OpenStore {
     }
 
     /// Returns the time at which the store was created, by its own clock; `None` in memory, and if it is
-    /// not known, as for a store of an earlier version.
+    /// not known, as for a store of an earlier release.
     #[must_use]
     pub fn created(&self) -> Option<Timestamp> {
         self.driven.as_ref()?.created()

@@ -45,7 +45,7 @@ const HEADERS: u64 = 2 * BLOCK as u64;
 const MARK: &[u8; 16] = b"hapax blocks 2\0\0";
 /// The first bytes of a file of the engine: see `docs/design.md` of redb.
 const ENGINE: &[u8] = b"redb\x1a\x0a\xa9\x0d\x0a";
-const EARLIER: &str = "expected file format 2, found one of an earlier version of Hapax: let its keys \
+const EARLIER: &str = "expected file format 2, found one of an earlier release of Hapax: let its keys \
     expire under that version, then start with a new file";
 /// Limit of damaged blocks that are counted and logged one by one.
 const MOST_PLACES: usize = 10_000;

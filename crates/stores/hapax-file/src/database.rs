@@ -61,7 +61,7 @@ pub(crate) const FLOOR: &str = "fence floor";
 /// Time at which the database was created, in microseconds since 1970.
 const MADE: &str = "made";
 /// A time that no written time exceeds, in microseconds since 1970: see
-/// [`DatabaseClock`](crate::clock::DatabaseClock). Files of earlier versions have none.
+/// [`DatabaseClock`](crate::clock::DatabaseClock). Files of earlier releases have none.
 pub(crate) const MARK: &str = "clock mark";
 /// Time of the machine at which that was written, in microseconds since 1970.
 pub(crate) const MACHINE: &str = "clock machine";
@@ -152,7 +152,7 @@ fn claim_epoch(
     check: &[u8],
     now: Timestamp,
 ) -> Result<OpenedDatabase, OpenError> {
-    // Created now, so that readers find them. A file of an earlier version gets the later ones.
+    // Created now, so that readers find them. A file of an earlier release gets the later ones.
     transaction.open_table(CELLS).map_err(OpenError::database)?;
     transaction.open_table(DUE).map_err(OpenError::database)?;
     transaction.open_table(ENTRIES).map_err(OpenError::database)?;
@@ -214,7 +214,7 @@ mod tests {
         FileOptions::new(path).secret(SecretSource::None)
     }
 
-    /// Removes what files of earlier versions do not have, and returns the names of the tables.
+    /// Removes what files of earlier releases do not have, and returns the names of the tables.
     fn without_schedule(path: &Path) -> Vec<String> {
         let backing = FileBacking::existing(path);
         let database = open(&backing, 1 << 20, &Damages::default()).unwrap();

@@ -183,7 +183,7 @@ impl ClosedFile {
         report: SalvageReport,
         take: TakeEntry<'_>,
     ) -> Result<SalvageReport, OpenError> {
-        // A file of an earlier version has no such table.
+        // A file of an earlier release has no such table.
         let Some(Table { root, length }) = self.tables.entries else { return Ok(report) };
         let mut entries = 0;
         self.tree.walk(root, [Some(KEY), None], MOST_LEVELS, &mut |key, stored| {

@@ -69,7 +69,7 @@
 //! writes ([`TransactionalSchedule`](hapax_core::schedule::TransactionalSchedule)), in every
 //! transaction in which a record can.
 //!
-//! Tables of an earlier version have no schedule. Without permission to migrate them
+//! Tables of an earlier release have no schedule. Without permission to migrate them
 //! ([`PostgresOptions::migrate`]) the store serves records, and its schedule is absent
 //! ([`PostgresStoreError::NoSchedule`]).
 //!

@@ -64,7 +64,7 @@ const FORM_MASK: u128 = 0xf000_c000_0000_0000_0000;
 const EARLIEST: Timestamp = Timestamp::from_micros(1_764_547_200_000_000);
 const SKEW: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Returns the time at which an identity was created; `None` for one of an earlier version, which is
+/// Returns the time at which an identity was created; `None` for one of an earlier release, which is
 /// random. Of a million of those, some look like a time between December 2025 and now.
 fn created(identity: &str, now: Timestamp) -> Option<Timestamp> {
     let bits = u128::from_str_radix(identity, 16).ok()?;
@@ -103,7 +103,7 @@ pub(crate) struct OpenIdentity {
 
 impl RedisStore {
     /// Returns the time at which the store was created, by the clock of the process that created it;
-    /// `None` for a store of an earlier version.
+    /// `None` for a store of an earlier release.
     #[must_use]
     pub fn created(&self) -> Option<Timestamp> {
         self.known.expected().and_then(|identity| created(&identity, SystemClock.now()))

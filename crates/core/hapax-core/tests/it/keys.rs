@@ -180,7 +180,7 @@ async fn another_amount_under_a_natural_key_is_rejected() {
     }
 }
 
-/// A record of an earlier version, whose natural key had no request.
+/// A record of an earlier release, whose natural key had no request.
 #[tokio::test]
 async fn a_key_that_identifies_alone_finds_the_record_of_a_call_without_a_request() {
     let idempotency = Idempotency::builder(MemoryStore::default()).build().unwrap();

@@ -93,7 +93,7 @@ const CREDENTIALS: [&str; 13] = [
 
 /// A request with the data of its claim.
 pub(super) struct DescribedHttpRequest<'a> {
-    /// The request, with the target that earlier versions compared.
+    /// The request, with the target that earlier releases compared.
     pub(super) request: HttpRequest<'a>,
     /// The target that is compared within a router: that of the route's function, or the one that reached the
     /// outermost router.

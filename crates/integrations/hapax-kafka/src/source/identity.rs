@@ -17,7 +17,7 @@ const HASHED: usize = 4096;
 pub(super) struct RecordIdentity {
     /// In milliseconds; -1 if the record has none.
     pub(super) timestamp_ms: i64,
-    /// Digest of key, headers, and length and beginning of the payload. `None` if an earlier version has stored the identity, or it is of a position in a
+    /// Digest of key, headers, and length and beginning of the payload. `None` if an earlier release has stored the identity, or it is of a position in a
     /// database.
     pub(super) checksum: Option<u64>,
 }
@@ -122,6 +122,6 @@ mod tests {
             assert_eq!(check.check(5, other), Ok(()), "the record 4 was compacted");
         }
         assert!(!one.matches(RecordIdentity { timestamp_ms: 8, ..one }));
-        assert!(one.matches(RecordIdentity { checksum: None, ..one }), "of an earlier version");
+        assert!(one.matches(RecordIdentity { checksum: None, ..one }), "of an earlier release");
     }
 }

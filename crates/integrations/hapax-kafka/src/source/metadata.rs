@@ -7,7 +7,7 @@ use super::identity::RecordIdentity;
 /// Metadata of a commit. Kafka itself does not mark a record that was delivered before.
 ///
 /// Encoded as `hapax1 open END IDENTITY` or `hapax1 clean IDENTITY`, where `IDENTITY` is that of the record before the
-/// committed offset, or `-`. Earlier versions have written it without a checksum, and read one with it as unknown
+/// committed offset, or `-`. Earlier releases have written it without a checksum, and read one with it as unknown
 /// metadata.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CommitMetadata {

@@ -1,4 +1,4 @@
-//! Stores, a journal and tables of messages of the former release (record version 2, without extensions,
+//! Stores, a journal and tables of messages of an earlier release (record version 2, without extensions,
 //! namespaces and settle times), which `upgrade/make/make.py` made: this release goes on with them.
 
 mod calls;

@@ -1,4 +1,4 @@
-//! Bytes that earlier versions wrote. Every version has to read them, and writes the same bytes
+//! Bytes that earlier releases wrote. Every version has to read them, and writes the same bytes
 //! until the format version changes. A new format gets new files; old files stay.
 
 use std::time::Duration;

@@ -68,7 +68,7 @@ async fn put(world: &World, id: OperationId, scheme: &str) {
         checkpoint: None,
         notes: hapax_core::Notes::default(),
         extensions: hapax_core::Extensions::default(),
-        state: RecordState::Done(Outcome::new("text", "of an earlier version")),
+        state: RecordState::Done(Outcome::new("text", "of an earlier release")),
     };
     let (stamp, lease) = (Stamp::NextFence, std::time::Duration::ZERO);
     let draft = Draft { record, stamp, lease, keep: Some(LEASE) };

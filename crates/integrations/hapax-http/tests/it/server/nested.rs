@@ -64,7 +64,7 @@ async fn wire_35_a_retry_outside_of_nested_routers_is_the_same_request() {
     assert_eq!((replayed.replayed(), &replayed.body), (Some("true"), &executed.body));
 }
 
-/// Stores the record of an earlier version, which compared the stripped path of a request to `/payments/confirm`
+/// Stores the record of an earlier release, which compared the stripped path of a request to `/payments/confirm`
 /// and named the scheme `http/1`, as a layer outside of routers does. Returns the response.
 async fn store_older(world: &World, options: RouteOptions) -> Answer {
     let app = app_of(&world.layer(options), |_| async { respond(201, "older") });

@@ -142,7 +142,7 @@ async fn another_record_with_the_timestamp_of_the_handled_one_stops_the_partitio
     let parts: Vec<_> = metadata.split(' ').collect();
     let ["hapax1", "clean", timestamp, checksum] = parts[..] else { panic!("{metadata}") };
     cluster.publish(0, records(3..4)).await;
-    // The record of another topic has another checksum; an earlier version has written none.
+    // The record of another topic has another checksum; an earlier release has written none.
     let other: String = checksum.chars().rev().collect();
     for (group, checksum) in [("same", checksum), ("earlier", ""), ("other", &*other)] {
         cluster.set_group(group);

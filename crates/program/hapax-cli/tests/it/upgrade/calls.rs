@@ -10,7 +10,7 @@ use crate::world::{Upstream, hapax};
 const BANK: &str = "127.91.7.3:41999";
 
 #[test]
-fn a_call_of_the_former_release_ends_with_its_key() {
+fn a_call_of_an_earlier_release_ends_with_its_key() {
     let folder = tempfile::tempdir().unwrap();
     let journal = journal(folder.path());
     // Another run of this test may have the address for a moment.

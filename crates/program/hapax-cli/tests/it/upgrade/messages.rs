@@ -11,7 +11,7 @@ mod postgres {
     use crate::world::ok;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn messages_of_the_former_release_are_handled_once_and_in_order() {
+    async fn messages_of_an_earlier_release_are_handled_once_and_in_order() {
         let server = PostgresServer::start().await;
         let store = Upgraded::postgres(&server).await;
         let sql = async |text: &str| server.sql("postgres", text).await;

@@ -1,4 +1,4 @@
-//! The order whose sagas are in the fixtures: the former release begins them, and this one continues them.
+//! The order whose sagas are in the fixtures: an earlier release begins them, and this one continues them.
 //! Both compile this file.
 
 use std::future::pending;

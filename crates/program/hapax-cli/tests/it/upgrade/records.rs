@@ -60,7 +60,7 @@ impl Upgraded {
         self.path("gateway.toml")
     }
 
-    /// Starts a gateway as the former one was, in the empty namespace.
+    /// Starts a gateway as the earlier one was, in the empty namespace.
     fn gateway(&self, upstream: &Upstream) -> Gateway {
         let config = self.config(upstream.address);
         let files = [self.path("hapax.db.admin-token"), self.path("audit.jsonl")];
@@ -93,7 +93,7 @@ fn assert_replay(answer: &Answer, status: u16, body: &str, headers: &[(&str, &st
     }
 }
 
-fn records_of_the_former_release_go_on(store: &Upgraded) {
+fn records_of_an_earlier_release_are_replayed_and_decided(store: &Upgraded) {
     let upstream = Upstream::start();
     let gateway = store.gateway(&upstream);
     for (path, key, kind, body, expected) in RETRIES {
@@ -219,8 +219,8 @@ fn a_release_is_rejected_until_the_lease_has_lapsed_for_some_time(store: &Upgrad
 }
 
 #[test]
-fn records_in_a_file_of_the_former_release_go_on() {
-    records_of_the_former_release_go_on(&Upgraded::file());
+fn records_in_a_file_of_an_earlier_release_are_replayed_and_decided() {
+    records_of_an_earlier_release_are_replayed_and_decided(&Upgraded::file());
 }
 
 #[test]
@@ -242,11 +242,11 @@ mod redis {
     use tokio::task::block_in_place;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn records_of_the_former_release_go_on() {
+    async fn records_of_an_earlier_release_are_replayed_and_decided() {
         let server = RedisServer::start().await;
         let store = Upgraded::redis(&server).await;
         block_in_place(|| super::a_start_without_a_namespace_is_rejected(&store));
-        block_in_place(|| super::records_of_the_former_release_go_on(&store));
+        block_in_place(|| super::records_of_an_earlier_release_are_replayed_and_decided(&store));
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -264,11 +264,11 @@ mod postgres {
     use tokio::task::block_in_place;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn records_of_the_former_release_go_on() {
+    async fn records_of_an_earlier_release_are_replayed_and_decided() {
         let server = PostgresServer::start().await;
         let store = Upgraded::postgres(&server).await;
         block_in_place(|| super::a_start_without_a_namespace_is_rejected(&store));
-        block_in_place(|| super::records_of_the_former_release_go_on(&store));
+        block_in_place(|| super::records_of_an_earlier_release_are_replayed_and_decided(&store));
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,7 @@ use super::order::{KILLED, PARKED, SCHEDULED, STUCK, Systems, order, scope};
 use super::{Upgraded, fixture, words};
 use crate::world::ok;
 
-async fn sagas_of_the_former_release_continue(store: &Upgraded) {
+async fn sagas_of_an_earlier_release_continue(store: &Upgraded) {
     let (at, audit) = (store.at(), store.path("audit.jsonl"));
     let saga = |what: &[&str]| {
         block_in_place(|| ok(&words(&[&["saga"], what, &["--namespace", ""]].concat(), &at)))
@@ -73,8 +73,8 @@ async fn sagas_of_the_former_release_continue(store: &Upgraded) {
     let notices = [PARKED, STUCK, KILLED, SCHEDULED].map(|cents| ("notify", cents));
     assert_eq!(seen, [&charges[..], &notices, &[("reserve", SCHEDULED)]].concat());
     let (name, cents, key) = &calls[4];
-    let former = fixture("sagas.calls");
-    assert!(former.lines().any(|line| line == format!("{name} {cents} {key}")), "{former}");
+    let earlier = fixture("sagas.calls");
+    assert!(earlier.lines().any(|line| line == format!("{name} {cents} {key}")), "{earlier}");
 }
 
 /// A bare natural key identified a call alone; now that is written.
@@ -94,18 +94,18 @@ async fn functions_are_replayed(engine: &Idempotency) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sagas_in_a_file_of_the_former_release_continue() {
-    sagas_of_the_former_release_continue(&Upgraded::file()).await;
+async fn sagas_in_a_file_of_an_earlier_release_continue() {
+    sagas_of_an_earlier_release_continue(&Upgraded::file()).await;
 }
 
 mod redis {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn sagas_of_the_former_release_continue() {
+    async fn sagas_of_an_earlier_release_continue() {
         let server = RedisServer::start().await;
         let store = Upgraded::redis(&server).await;
-        super::sagas_of_the_former_release_continue(&store).await;
+        super::sagas_of_an_earlier_release_continue(&store).await;
     }
 }
 
@@ -113,9 +113,9 @@ mod postgres {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn sagas_of_the_former_release_continue() {
+    async fn sagas_of_an_earlier_release_continue() {
         let server = PostgresServer::start().await;
         let store = Upgraded::postgres(&server).await;
-        super::sagas_of_the_former_release_continue(&store).await;
+        super::sagas_of_an_earlier_release_continue(&store).await;
     }
 }

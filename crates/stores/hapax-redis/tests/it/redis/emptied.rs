@@ -54,7 +54,7 @@ async fn a_server_that_must_have_a_store_is_rejected_until_one_is_made() {
     // Emptied while it is used: that is detected as before, and at the next start.
     server.command("FLUSHALL").await;
     assert!(matches!(required().await, Err(RedisConnectError::Missing)));
-    // A store of an earlier version has a random identity.
+    // A store of an earlier release has a random identity.
     server.command("SET hapax:secret none").await;
     server.command("SET hapax:identity 9f86d081884c7d659a2feaa0c55ad015").await;
     assert_eq!(required().await.unwrap().created(), None);

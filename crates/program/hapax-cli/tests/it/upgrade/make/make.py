@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the fixtures beside it with the former release, whose programs it runs.
+"""Makes the fixtures beside it with an earlier release, whose programs it runs.
 
 How it was run: in a work tree of commit f32c2ed9, `sagas.rs` was copied to `main.rs`, and `../order.rs` beside it, into
 `crates/integrations/hapax-saga/examples/fixtures`; then
@@ -10,7 +10,7 @@ How it was run: in a work tree of commit f32c2ed9, `sagas.rs` was copied to `mai
 
 with CLOCK.so compiled from `clock.c` of the testkit. It needs Redis, PostgreSQL and a NATS server.
 
-Fixtures do not expire. The former programs had a clock 60 years ahead when they wrote the files, whose own clock goes on
+Fixtures do not expire. The earlier programs had a clock 60 years ahead when they wrote the files, whose own clock goes on
 from there. In the databases, the ends of retentions and of the lease of `/live` were then set 60 years later.
 """
 
