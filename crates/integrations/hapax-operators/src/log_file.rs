@@ -7,8 +7,8 @@ use std::path::Path;
 /// Opens a file for appending lines of JSON, and creates it, readable by its owner only.
 ///
 /// # Errors
-/// Any error of opening. A symbolic link is rejected, since whoever can write the folder could have the process write
-/// into any file of its user; so is a file whose content is not JSON, such as a database that was named by mistake.
+/// Any error of opening. A symbolic link is rejected, since a user that can write the folder could have the process
+/// write into any file of its user; so is a file whose content is not JSON, such as a database that was named by mistake.
 pub fn open_log(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).append(true).create(true);

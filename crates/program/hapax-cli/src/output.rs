@@ -1,5 +1,5 @@
 //! Texts for standard output. Text of clients, services and producers must not control the terminal of an
-//! operator: it could hide lines, or show a decision that nobody made.
+//! operator: it could hide lines, or show a decision that no operator made.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

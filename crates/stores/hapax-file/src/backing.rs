@@ -153,8 +153,8 @@ pub(crate) fn foreign(expected: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// Opens a file next to the database that only the store writes. A symbolic link is rejected: whoever can write the
-/// folder could have the store write into any file of its user.
+/// Opens a file next to the database that only the store writes. A symbolic link is rejected: a user that can write
+/// the folder could have the store write into any file of its user.
 pub(crate) fn open_own(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let mut options = options.clone();
     #[cfg(unix)]
