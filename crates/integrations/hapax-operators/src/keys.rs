@@ -120,7 +120,8 @@ pub enum OperatorVerdict {
 pub enum OperatorError {
     /// There is no such record, or it has expired.
     #[error(
-        "no record of this key for this caller, or it has expired: check the key and the scope"
+        "expected a record of this key for this caller in this namespace, found none, or it has expired: check the key, the \
+         caller (--scope) and the namespace (--namespace)"
     )]
     NotFound,
     /// The record was released before.

@@ -19,6 +19,7 @@ use super::{
     FORMAT, LAPSE, REFRESH, RegisterContent, RouteNaming, StoreUser, UserDifference, WATCH,
     register_id,
 };
+use crate::keys::rfc3339;
 
 /// Time between two attempts while the store is unavailable, doubled after each up to the second one: until the next
 /// success no key without a record executes.
@@ -59,6 +60,8 @@ struct UserState {
     is_first: bool,
     /// The quarantines of the store that apply to this process, as of the last read.
     applied: Vec<StoreQuarantine>,
+    /// Ids of the quarantines of a store for one process that do not apply to it, as of the last read.
+    not_applied: Vec<String>,
 }
 
 /// Errors of an entry into the register.
@@ -178,6 +181,7 @@ impl StoreRegister {
                 others: Vec::new(),
                 is_first,
                 applied: Vec::new(),
+                not_applied: Vec::new(),
             })),
             applying: Arc::default(),
         };
@@ -228,6 +232,7 @@ impl StoreRegister {
             others: Vec::new(),
             is_first: false,
             applied: Vec::new(),
+            not_applied: Vec::new(),
         }));
         RegisteredUser {
             register: self.clone(),
@@ -371,6 +376,23 @@ impl RegisteredUser {
         let applied: Vec<_> = content.quarantines.iter().filter(applies).cloned().collect();
         let quarantines = applied.iter().map(|it| it.of_engine(user)).collect();
         let ids = applied.iter().map(|it| it.id.clone()).collect();
+        log_changes(&state.applied, &applied);
+        if !self.register.is_shared() {
+            let in_force = content.quarantines.iter().filter(|it| it.is_in_force(now));
+            let others: Vec<_> = in_force.filter(|it| !user.follows(&it.namespace)).collect();
+            for other in &others {
+                if !state.not_applied.contains(&other.id) {
+                    tracing::error!(
+                        namespace = other.namespace,
+                        own = user.namespace,
+                        "the store has a quarantine of another namespace, which has no effect: end it, and begin one of \
+                         the own namespace"
+                    );
+                }
+            }
+            let ids = others.into_iter().map(|it| it.id.clone()).collect();
+            state.not_applied = ids;
+        }
         state.applied = applied;
         // With the lock, so that a change of the routes comes before or after both.
         self.engine.quarantines().replace(quarantines, now);
@@ -493,6 +515,29 @@ impl RegisteredUser {
 
     fn state(&self) -> MutexGuard<'_, UserState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Logs the quarantines that begin and end to apply.
+fn log_changes(before: &[StoreQuarantine], after: &[StoreQuarantine]) {
+    let is_in =
+        |it: &StoreQuarantine, all: &[StoreQuarantine]| all.iter().any(|other| other.id == it.id);
+    for it in after.iter().filter(|it| !is_in(it, before)) {
+        tracing::warn!(
+            namespace = it.namespace,
+            route = it.route,
+            until = rfc3339(Timestamp::from_micros(it.until)),
+            reason = it.reason,
+            who = it.who,
+            "a quarantine of the store applies: keys without a record do not execute"
+        );
+    }
+    for it in before.iter().filter(|it| !is_in(it, after)) {
+        tracing::warn!(
+            namespace = it.namespace,
+            route = it.route,
+            "a quarantine of the store has ended: keys without a record execute again"
+        );
     }
 }
 

@@ -95,8 +95,9 @@ pub enum QuarantineError {
     },
     /// No process has used the namespace.
     #[error(
-        "expected a namespace that a process has used ({known}), found {found:?}: name one of these; if the store has lost \
-         that name too, pass --any-namespace (\"any_namespace\": true)"
+        "expected a namespace that a process has used ({known}), found {found:?}: name one of these. If the store has lost \
+         that name too, or is a file, which has none: compare it with the setting `namespace` of the service (\"\" by \
+         default), since a quarantine of another one has no effect, and pass --any-namespace (\"any_namespace\": true)"
     )]
     Namespace {
         /// The namespace.
@@ -249,13 +250,11 @@ impl RegisterContent {
             return Err(QuarantineError::TooMany);
         }
         let namespace = start.namespace.as_str();
-        let is_known = self.namespaces.is_empty() || self.namespaces.contains(namespace);
-        if !is_known && !start.any_namespace {
+        if !self.namespaces.contains(namespace) && !start.any_namespace {
             let known: Vec<_> = self.namespaces.iter().map(|it| format!("{it:?}")).collect();
-            return Err(QuarantineError::Namespace {
-                found: namespace.to_owned(),
-                known: known.join(", "),
-            });
+            let known =
+                if known.is_empty() { "none is known".to_owned() } else { known.join(", ") };
+            return Err(QuarantineError::Namespace { found: namespace.to_owned(), known });
         }
         check_route(start, self.users.iter().filter(|it| it.follows(namespace)))
     }
@@ -302,11 +301,15 @@ impl StoreRegister {
         &self,
         start: &QuarantineStart,
     ) -> Result<String, QuarantineError> {
+        let seen = self.load().await?;
+        content(&seen)?.check(start, seen.now)?;
+        self.begin(start).await
+    }
+
+    async fn begin(&self, start: &QuarantineStart) -> Result<String, QuarantineError> {
         if !(Duration::from_secs(1)..=MAX_QUARANTINE_DURATION).contains(&start.duration) {
             return Err(QuarantineError::Duration { found: start.duration });
         }
-        let seen = self.load().await?;
-        content(&seen)?.check(start, seen.now)?;
         let mut id = [0; 16];
         SystemEntropy.fill(&mut id).map_err(StoreError::unavailable)?;
         let id = crate::hex(&id);
@@ -355,7 +358,11 @@ impl RegisteredUser {
             }
             check_route(start, std::iter::once(&self.user()))?;
         }
-        let begun = self.register().begin_quarantine(start).await;
+        let begun = match self.register().is_shared() {
+            true => self.register().begin_quarantine(start).await,
+            // Its register has no processes.
+            false => self.register().begin(start).await,
+        };
         // Without a reply it may have begun.
         let applied = self.apply().await;
         let id = begun?;
@@ -452,7 +459,8 @@ mod tests {
     #[test]
     fn a_namespace_that_no_process_has_used_is_rejected() {
         let mut content = RegisterContent::default();
-        content.check(&start("shop"), at(1)).unwrap();
+        let error = content.check(&start("shop"), at(1)).unwrap_err();
+        assert!(error.to_string().contains("(none is known), found \"shop\""), "{error}");
         content.namespaces.insert("shops".to_owned());
         let error = content.check(&start("shop"), at(1)).unwrap_err();
         assert!(error.to_string().contains("(\"shops\"), found \"shop\""), "{error}");

@@ -149,7 +149,10 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
     print(&format!(
         "{} records restored to {to}; {} of them were in flight and are unknown now.\n\
          The records written after the backup are lost: requests with their keys execute again.\n\
-         Start the gateway with --store file:{to} --secret-file {secret}\n",
+         Before clients reach it, reject these keys; NAME is the namespace of the service, '' by default:\n  \
+         hapax store quarantine --namespace NAME --any-namespace --for 6h --reason TEXT --store file:{to} \
+         --secret-file {secret}\n\
+         Then start the gateway with --store file:{to} --secret-file {secret}\n",
         restored.records, restored.unknown
     ));
     Ok(ExitCode::SUCCESS)

@@ -98,7 +98,11 @@ fn a_quarantine_of_a_file_begins_with_and_without_its_gateway() {
     assert_eq!(begin(&["--route", "/pay"]).status.code(), Some(64), "it has no such route");
     gateway.kill();
 
+    // Nothing knows the namespace of its gateway.
     let begun = begin(&[]);
+    assert_eq!(begun.status.code(), Some(64), "{begun:?}");
+    assert!(String::from_utf8(begun.stderr).unwrap().contains("pass --any-namespace"));
+    let begun = begin(&["--any-namespace"]);
     assert!(begun.status.success(), "{begun:?}");
     let said = String::from_utf8(begun.stdout).unwrap();
     assert!(said.contains("no running process; one that starts applies it"), "{said}");
