@@ -317,7 +317,7 @@ fn a_missing_store_or_gateway_is_an_error_of_one_line() {
     assert!(code == 64 && line.contains("found a different one"), "{code} {line}");
     gateway.kill();
     let (code, line) = refused(&["keys", "show", "nobody's", "--store", &store]);
-    assert!(code == 1 && line.contains("no record"), "{code} {line}");
+    assert!(code == 1 && line.contains("expected a record of this key"), "{code} {line}");
 }
 
 #[test]
