@@ -28,13 +28,14 @@ use crate::register::QuarantineError;
 type Api = State<Arc<OperatorsState>>;
 
 /// Calls of the API: method, path, purpose.
-pub(crate) const INDEX: [(&str, &str, &str); 19] = [
+pub(crate) const INDEX: [(&str, &str, &str); 20] = [
     ("GET", "/api/stats", "what is in progress, and what was counted"),
     (
         "GET",
         "/api/keys",
         "records: ?state=in-flight|done|unknown|released|expired &limit=N &after=ID &caller=HASH",
     ),
+    ("GET", "/api/keys/count", "the records that wait for a decision, by route, reason and minute"),
     ("GET", "/api/keys/ID", "one record"),
     ("POST", "/api/keys/lookup", r#"{"key": "…", "scope": "…"}: the record of a key"#),
     (
@@ -74,6 +75,7 @@ pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
         .route("/", get(index))
         .route("/stats", get(stats))
         .route("/keys", get(list))
+        .route("/keys/count", get(count))
         .route("/keys/lookup", post(lookup))
         .route("/callers/hash", post(caller_hash))
         .route("/keys/{id}", get(show))
@@ -116,6 +118,10 @@ async fn list(State(shared): Api, list: Result<Query<ListQuery>, QueryRejection>
         }
         Ok(Query(list)) => answer(shared.keys.list(list).await),
     }
+}
+
+async fn count(State(shared): Api) -> Response {
+    Json(shared.census.groups()).into_response()
 }
 
 fn is_hash(text: &str) -> bool {

@@ -23,7 +23,7 @@ use hapax_core::{Inspect, OnUnknown, OperationId, RecordState, Store, StoreError
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use crate::keys::{RecordView, StateView, rfc3339};
+use crate::keys::{RecordView, StateView, UndecidedGroups, rfc3339};
 
 /// Largest number of listed records; a later walk adds further ones when others were decided.
 const MOST: usize = 10_000;
@@ -117,6 +117,15 @@ impl Census {
             found.oldest = Some(found.oldest.map_or(began, |oldest| oldest.min(began)));
         }
         found
+    }
+
+    /// Returns the records that wait for a decision, in groups.
+    pub(crate) fn groups(&self) -> UndecidedGroups {
+        let known = self.lock();
+        let undecided = known.entries.values().filter(|entry| entry.undecided);
+        let groups = UndecidedGroups::of(undecided.map(|entry| &entry.view));
+        let more = known.entries.len() >= MOST;
+        UndecidedGroups { more, as_of: known.as_of.map(rfc3339), ..groups }
     }
 
     /// Returns the oldest ones.

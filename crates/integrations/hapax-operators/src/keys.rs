@@ -4,6 +4,7 @@
 //! its operation id, a hash of key and scope; if there is a secret, the record also has both in a
 //! sealed description.
 
+mod groups;
 mod list;
 mod time;
 mod verdict;
@@ -29,6 +30,7 @@ use tokio::time::timeout;
 
 use crate::audit::{Audit, AuditCase, AuditStage, Decider};
 use crate::register::QuarantineError;
+pub use groups::{UndecidedGroup, UndecidedGroups};
 pub use list::{ListQuery, RecordList};
 pub use time::rfc3339;
 use verdict::resolution;

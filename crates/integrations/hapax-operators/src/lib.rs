@@ -66,7 +66,8 @@ pub use audit::{Audit, Decider, DecisionChannel, DecisionNote, StoreDecision};
 pub use census::{Census, Undecided};
 pub use keys::{
     CallerView, Decision, ListQuery, OperationDescription, OperatorError, OperatorRecords,
-    OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, rfc3339,
+    OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, UndecidedGroup,
+    UndecidedGroups, rfc3339,
 };
 pub use log_file::open_log;
 pub use register::{

@@ -69,6 +69,16 @@ impl CliError {
         self
     }
 
+    /// Returns the exit code.
+    pub(crate) const fn code(&self) -> u8 {
+        self.code
+    }
+
+    /// Returns the code for programs.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Sets the code for programs.
     pub(crate) fn named(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.name = name.into();

@@ -2,6 +2,7 @@
 
 mod args;
 mod backup;
+mod decisions;
 mod gateway;
 mod render;
 mod user;
@@ -19,8 +20,8 @@ use hapax_file::{FileStore, LockOwner, OpenError};
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_operators::{
     Audit, Decider, Decision, DecisionChannel, ListQuery, NO_CALLERS, OperatorError,
-    OperatorRecords, OperatorVerdict, QuarantineError, RecordList, RecordView, StateView,
-    StoreDecision,
+    OperatorRecords, OperatorVerdict, QuarantineError, RecordBefore, RecordList, RecordView,
+    StateView, StoreDecision, UndecidedGroups,
 };
 use indicatif::ProgressBar;
 
@@ -48,7 +49,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
     // A misspelt variable for the store would select another store.
     crate::gateway::environment::warn_of_unknown();
     match args.command {
-        KeysCommand::List { at, state, caller, caller_hash, after, limit, json } => {
+        KeysCommand::List { at, state, caller, caller_hash, after, limit, csv, json } => {
             let after = after.as_deref().map(id).transpose()?;
             let records = Records::find(&at).await?;
             let caller = match caller {
@@ -59,10 +60,17 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
             let list =
                 ListQuery { state: state.map(Into::into), after, limit: Some(limit), caller };
             let listed = records.list(list).await?;
+            if csv {
+                return decisions::print_template(&listed);
+            }
             print(&if json { output::json(&listed)? } else { render::list(&listed) });
         }
+        KeysCommand::Count { at, json } => {
+            let counted = Records::find(&at).await?.count().await?;
+            print(&if json { output::json(&counted)? } else { render::count(&counted) });
+        }
         KeysCommand::Show { at, target, json } => {
-            let view = Records::find(&at).await?.show(&target).await?;
+            let view = Records::find(&at).await?.show(target.parse()?).await?;
             print(&if json { output::json(&view)? } else { render::show(&view) });
         }
         KeysCommand::Release { at, target, sure, json } => {
@@ -83,8 +91,15 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
             let decided = records.decide(&target, sure.fence.is_some(), decision).await?;
             print(&if json { output::json(&decided)? } else { decided.released(sure.forget) });
         }
-        KeysCommand::Resolve { at, target, sure, outcome, status, headers, body, json } => {
-            let happened = matches!(outcome, VerdictArg::Happened);
+        KeysCommand::Resolve {
+            at, sure, from_file: Some(file), dry_run, headers, json, ..
+        } => {
+            let common = decisions::Common { reason: sure.reason, headers };
+            let file = decisions::DecisionFile::read(&file, &common)?;
+            let records = Records::find(&at).await?;
+            return decisions::run(&records, &file, dry_run, json).await;
+        }
+        KeysCommand::Resolve { at, target, sure, outcome, status, headers, body, json, .. } => {
             let body = body.map(|body| read("--body", &body)).transpose()?;
             let (body, body_base64) = render::body(body);
             let decision = Decision {
@@ -94,10 +109,10 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
                 any_kind: sure.any_kind,
                 reason: sure.reason.clone(),
                 who: Some(user::user()),
-                outcome: if happened {
-                    OperatorVerdict::Happened
-                } else {
-                    OperatorVerdict::DidNotHappen
+                // Without a file it is required.
+                outcome: match outcome {
+                    Some(VerdictArg::Happened) => OperatorVerdict::Happened,
+                    Some(VerdictArg::DidNotHappen) | None => OperatorVerdict::DidNotHappen,
                 },
                 status,
                 headers,
@@ -269,8 +284,15 @@ impl Records {
         }
     }
 
-    async fn show(&self, target: &RecordSelector) -> Result<RecordView, CliError> {
-        match (self, target.parse()?) {
+    async fn count(&self) -> Result<UndecidedGroups, CliError> {
+        match self {
+            Self::Local(keys) => keys.count().await.map_err(|error| failure(&error)),
+            Self::Remote(remote) => remote.count().await,
+        }
+    }
+
+    async fn show(&self, named: args::RecordName) -> Result<RecordView, CliError> {
+        match (self, named) {
             (Self::Local(keys), args::RecordName::Id(id)) => keys.show(&id).await,
             (Self::Local(keys), args::RecordName::Key(key, scope)) => {
                 keys.show(&keys.id(&scope.headers()?, &key)).await
@@ -288,21 +310,30 @@ impl Records {
         fence_is_given: bool,
         mut decision: Decision,
     ) -> Result<DecisionOutput, CliError> {
-        let seen = self.show(target).await?;
+        let seen = self.show(target.parse()?).await?;
         if !fence_is_given {
             decision.fence = seen.fence;
         }
-        let (id_seen, outcome) = (seen.id, decision.outcome);
-        let was = match self {
+        let outcome = decision.outcome;
+        let was = self.resolve(&id(&seen.id)?, decision).await.map_err(|error| {
+            let hint = render::override_hint(error.name(), outcome);
+            error.and(hint)
+        })?;
+        Ok(DecisionOutput { id: seen.id, outcome, was })
+    }
+
+    /// Decides about the record with the fence of the decision.
+    async fn resolve(
+        &self,
+        id: &OperationId,
+        decision: Decision,
+    ) -> Result<RecordBefore, CliError> {
+        match self {
             Self::Local(keys) => {
-                let requested = decision.outcome;
-                keys.resolve(&id(&id_seen)?, decision, decider()).await.map_err(|error| {
-                    failure(&error).and(render::override_hint(error.code(), requested))
-                })
+                keys.resolve(id, decision, decider()).await.map_err(|error| failure(&error))
             }
-            Self::Remote(remote) => remote.resolve(&id_seen, &decision).await,
-        }?;
-        Ok(DecisionOutput { id: id_seen, outcome, was })
+            Self::Remote(remote) => remote.resolve(&id.to_string(), &decision).await,
+        }
     }
 
     /// Removes expired records, unless the store is open in a gateway, which does that itself.

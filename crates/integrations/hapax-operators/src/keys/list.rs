@@ -6,7 +6,7 @@ use hapax_core::OperationId;
 use serde::{Deserialize, Serialize};
 
 use super::view::{RecordView, StateView, id_or_none};
-use super::{OperatorError, OperatorRecords};
+use super::{OperatorError, OperatorRecords, UndecidedGroups};
 use crate::census::{Census, CensusList};
 use crate::register::register_id;
 
@@ -148,6 +148,17 @@ impl OperatorRecords {
         let _turn = self.permit().await;
         census.walk(&*self.store, false).await?;
         Ok(self.known(&census, list))
+    }
+
+    /// Reads the whole store and returns the records that wait for a decision, in groups.
+    ///
+    /// # Errors
+    /// [`OperatorError::Store`].
+    pub async fn count(&self) -> Result<UndecidedGroups, OperatorError> {
+        let census = Census::default();
+        let _turn = self.permit().await;
+        census.walk(&*self.store, false).await?;
+        Ok(census.groups())
     }
 
     /// Returns the oldest records in the list of a census.

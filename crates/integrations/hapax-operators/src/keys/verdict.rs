@@ -16,6 +16,17 @@ fn may_be_given(name: &HeaderName) -> bool {
         || [CONTENT_LENGTH, DATE, TRAILER].contains(name))
 }
 
+impl Decision {
+    /// Checks what can be checked without the record: reason, status, headers and body.
+    ///
+    /// # Errors
+    /// [`OperatorError::Invalid`].
+    pub fn check(&self) -> Result<(), OperatorError> {
+        crate::audit::reason(&self.reason)?;
+        resolution(self.clone()).map(drop)
+    }
+}
+
 /// Returns the verdict of a decision.
 pub(super) fn resolution(decision: Decision) -> Result<DefiniteVerdict, OperatorError> {
     if decision.outcome == OperatorVerdict::DidNotHappen {

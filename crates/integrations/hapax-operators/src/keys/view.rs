@@ -15,6 +15,9 @@ use crate::audit::DecisionNote;
 /// The largest body that is shown or accepted, in bytes.
 pub(super) const MAX_BODY: usize = 1 << 20;
 
+/// Length of a time to the minute, as in `2026-11-28T20:14`.
+const MINUTE: usize = 16;
+
 /// The state of a record, for operators.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -92,6 +95,11 @@ pub struct RecordView {
     pub ended: Option<String>,
     /// The end of the lease.
     pub lease_until: String,
+    /// The reason for which the outcome is unknown: `lapsed`, if its owner ended without a word, for example in a crash;
+    /// `status-N`, if the response had a status that leaves it open; `no-response`, or, of what is no HTTP request,
+    /// `no-value`. `None` in any other state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Time from which the request of an unknown outcome no longer executes, if that is later than `now`. A
     /// service may work on after its caller has gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -193,6 +201,12 @@ pub struct ResponseView {
 }
 
 impl RecordView {
+    /// Returns the minute in which the last execution began, as in `2026-11-28T20:14Z`.
+    #[must_use]
+    pub fn minute(&self) -> String {
+        format!("{}Z", self.began.get(..MINUTE).unwrap_or(&self.began))
+    }
+
     /// Creates the view of a record, with its response.
     pub(super) fn of(id: &OperationId, stored: &StoredRecord, now: Timestamp) -> Self {
         Self {
@@ -216,6 +230,7 @@ impl RecordView {
             began: rfc3339(stored.fence.issued_at()),
             ended: ended(stored).map(rfc3339),
             lease_until: rfc3339(stored.lease_until),
+            reason: reason(stored, now),
             may_execute_until: may_execute(stored, now),
             keep_until: stored.keep_until.map(rfc3339),
             described: described(record),
@@ -257,6 +272,19 @@ impl ResponseView {
             }
         }
     }
+}
+
+fn reason(stored: &StoredRecord, now: Timestamp) -> Option<String> {
+    if StateView::of(stored, now) != StateView::Unknown {
+        return None;
+    }
+    let is_request = stored.record.scheme.of_request().starts_with("http/");
+    Some(match (&stored.record.state, RecordBefore::of(stored, now).status) {
+        (RecordState::InFlight, _) => "lapsed".to_owned(),
+        (_, Some(status)) => format!("status-{status}"),
+        (_, None) if is_request => "no-response".to_owned(),
+        (_, None) => "no-value".to_owned(),
+    })
 }
 
 fn may_execute(stored: &StoredRecord, now: Timestamp) -> Option<String> {

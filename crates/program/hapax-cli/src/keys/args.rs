@@ -15,6 +15,14 @@ use crate::exit::{CliError, of};
 use crate::gateway::StoreSettings;
 use crate::secrets;
 
+/// The format of a file of decisions.
+const FROM_FILE: &str = "\
+    --from-file takes the file of `hapax keys list --state unknown --csv`, with its columns outcome (happened or \
+    did-not-happen), status, body and body_file filled in. Lines without an outcome stay undecided. Nothing is decided \
+    before the whole file was read: at most 10,000 lines of 64 KiB, and bodies of 1 MiB each and 64 MiB in all. After \
+    an interruption run it again: decisions that hold already are skipped. FILE.released has the keys that it \
+    releases. Exit code 1: a line was rejected.";
+
 /// List, show, release and resolve the records of a store
 ///
 /// While a gateway has the store open, the commands use its admin address, which the lock file
@@ -50,6 +58,17 @@ pub(super) enum KeysCommand {
         #[arg(long, value_name = "N", default_value_t = 100,
             value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: u32,
+        /// Print CSV, with columns for decisions: fill them in for `resolve --from-file`
+        #[arg(long, conflicts_with = "json")]
+        csv: bool,
+        /// Print JSON; errors too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+    /// Count the records that wait for a decision, by route, reason and minute
+    Count {
+        #[command(flatten)]
+        at: StoreSelector,
         /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
@@ -76,7 +95,11 @@ pub(super) enum KeysCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Resolve a request whose outcome is unknown
+    /// Resolve a request whose outcome is unknown, or many from a file
+    #[command(
+        mut_arg("key", |key| key.required_unless_present("from_file")),
+        after_help = FROM_FILE
+    )]
     Resolve {
         #[command(flatten)]
         at: StoreSelector,
@@ -84,13 +107,22 @@ pub(super) enum KeysCommand {
         target: RecordSelector,
         #[command(flatten)]
         sure: DecisionArgs,
+        /// Decide the records in this CSV file, each only if it has the fence that its line names
+        #[arg(long, value_name = "FILE", conflicts_with_all = [
+            "key", "id", "scope", "fence", "force", "forget", "any_kind", "outcome", "status", "body"
+        ])]
+        from_file: Option<PathBuf>,
+        /// Print what would be decided, and decide nothing
+        #[arg(long, requires = "from_file")]
+        dry_run: bool,
         /// Whether it happened
-        #[arg(long, value_enum)]
-        outcome: VerdictArg,
+        #[arg(long, value_enum, required_unless_present = "from_file")]
+        outcome: Option<VerdictArg>,
         /// Status of the response to retries [default: 200]
         #[arg(long, value_name = "N")]
         status: Option<u16>,
-        /// Header of the response, like 'content-type: application/json'; may be repeated
+        /// Header of the response, like 'content-type: application/json'; may be repeated; with
+        /// --from-file, of each response in the file
         #[arg(long = "header", value_name = "LINE", value_parser = header_line)]
         headers: Vec<(String, String)>,
         /// Body of the response: text, @PATH or @- for standard input

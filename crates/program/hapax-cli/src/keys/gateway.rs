@@ -4,7 +4,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_operators::{AdminToken, Decision, ListQuery, RecordBefore, RecordList, RecordView};
+use hapax_operators::{
+    AdminToken, Decision, ListQuery, RecordBefore, RecordList, RecordView, UndecidedGroups,
+};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -16,7 +18,6 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::args::RecordName;
-use super::render;
 use crate::exit::CliError;
 
 /// The time that a response may take.
@@ -118,11 +119,13 @@ impl Remote {
         decision: &Decision,
     ) -> Result<RecordBefore, CliError> {
         let path = format!("/api/keys/{id}/resolve");
-        let decided = self.request(Method::POST, &path, Some(json!(decision))).await;
-        let DecisionReply { was } = decided.map_err(|RemoteError { failure, code }| {
-            failure.and(render::override_hint(&code, decision.outcome))
-        })?;
+        let DecisionReply { was } =
+            self.request(Method::POST, &path, Some(json!(decision))).await?;
         Ok(was)
+    }
+
+    pub(super) async fn count(&self) -> Result<UndecidedGroups, CliError> {
+        Ok(self.request(Method::GET, "/api/keys/count", None).await?)
     }
 
     /// Makes the gateway accept its store. Returns whether the store had been emptied or replaced.

@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hapax_operators::{
     CallerView, DecisionNote as Note, OperationDescription, OperatorVerdict, RecordBefore,
-    RecordList, RecordView, ResponseView, StateView,
+    RecordList, RecordView, ResponseView, StateView, UndecidedGroup, UndecidedGroups,
 };
 use serde::Serialize;
 
@@ -60,17 +60,51 @@ fn write_list(out: &mut String, listed: &RecordList) -> std::fmt::Result {
     Ok(())
 }
 
+/// Returns the groups as a table.
+pub(super) fn count(counted: &UndecidedGroups) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_count(&mut text, counted);
+    text
+}
+
+fn write_count(out: &mut String, counted: &UndecidedGroups) -> std::fmt::Result {
+    if !counted.groups.is_empty() {
+        writeln!(out, "{:>7}  {:<17}  {:<12}  ROUTE", "RECORDS", "MINUTE", "REASON")?;
+    }
+    for group in &counted.groups {
+        let UndecidedGroup { operation, reason, minute, records, may_execute_until } = group;
+        let operation = operation.as_deref().map_or("-".into(), line);
+        writeln!(out, "{records:>7}  {minute:<17}  {reason:<12}  {operation}")?;
+        if let Some(until) = may_execute_until {
+            writeln!(out, "         may still execute until {until}")?;
+        }
+    }
+    let full = if counted.more { " at least" } else { "" };
+    writeln!(out, "waiting for a decision:{full} {}", counted.records)?;
+    match &counted.as_of {
+        Some(as_of) => writeln!(out, "as of {as_of}, with what the gateway saw since"),
+        None => Ok(()),
+    }
+}
+
 /// Returns an operation in one line: request, key, caller.
 fn described_line(described: &OperationDescription) -> String {
     let OperationDescription { key, function, method, target, caller, .. } = described;
     let request = [method, target, function].into_iter().flatten();
     let mut words: Vec<String> = request.cloned().collect();
     words.push(format!("key {key}"));
-    words.extend(caller.iter().map(|CallerView { header, value, hash }| match (value, hash) {
+    words.extend((!caller.is_empty()).then(|| self::caller(described)));
+    line(&words.join("  "))
+}
+
+/// Returns the headers of an operation's scope, with the hashes of those that may be credentials.
+pub(super) fn caller(described: &OperationDescription) -> String {
+    let header = |CallerView { header, value, hash }: &CallerView| match (value, hash) {
         (Some(value), _) => format!("{header}: {value}"),
         (None, hash) => format!("{header} #{}", hash.as_deref().unwrap_or_default()),
-    }));
-    line(&words.join("  "))
+    };
+    described.caller.iter().map(header).collect::<Vec<_>>().join("  ")
 }
 
 pub(super) fn show(view: &RecordView) -> String {

@@ -11,6 +11,7 @@ fn help_matches_the_golden_file() {
         ("hapax", &["--help"][..]),
         ("gateway", &["gateway", "--help"]),
         ("keys", &["keys", "--help"]),
+        ("keys-count", &["keys", "count", "--help"]),
         ("keys-list", &["keys", "list", "--help"]),
         ("keys-show", &["keys", "show", "--help"]),
         ("keys-release", &["keys", "release", "--help"]),

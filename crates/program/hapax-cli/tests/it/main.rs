@@ -13,6 +13,7 @@ mod check;
 mod clients;
 mod config;
 mod damage;
+mod decisions;
 mod demo;
 mod deploy;
 mod emptied;
