@@ -265,7 +265,8 @@ impl SnapshotBuilder<'_> {
                 let mut options = options(name, config, resolved);
                 options.reconcile = reconciler.map(|reconciler| {
                     let (route, counts) = (Arc::from(name), Arc::clone(&counts));
-                    Arc::new(RouteReconciler { reconciler, route, counts }) as _
+                    let authorization = resolved.authorization.clone();
+                    Arc::new(RouteReconciler { reconciler, route, counts, authorization }) as _
                 });
                 let policy = Arc::new(RoutePolicy::new(scope, options)?);
                 let seen = RouteObserver {
