@@ -97,7 +97,8 @@ impl BackgroundReconciler {
                 continue;
             }
             match self.is_one_service().await {
-                Ok(()) => self.pass(undecided.into()).await,
+                // Boxed, since it is large: several operations at once.
+                Ok(()) => Box::pin(self.pass(undecided.into())).await,
                 Err(error) => tracing::warn!(%error, "undecided operations are not reconciled"),
             }
         }
