@@ -313,8 +313,7 @@ fn after_sigkill_block_rejects_retries_until_an_operator_decides() {
 fn after_sigkill_reconcile_sends_a_reconcile_request() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let url = format!("http://{}/outcome", upstream.address);
-    let more =
-        ["--on-unknown", "reconcile", "--reconcile-url", &url, "--upstream-timeout", "2s"];
+    let more = ["--on-unknown", "reconcile", "--reconcile-url", &url, "--upstream-timeout", "2s"];
     let (gateway, fence) = killed_and_back(&upstream, folder.path(), &more);
     // What the dead gateway sent may still be running for as long as the upstream has.
     let (asked, question) = loop {
