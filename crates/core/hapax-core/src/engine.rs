@@ -31,7 +31,6 @@ pub use lease::{FinishError, Lease, LeaseHandle};
 pub use quarantine::{Quarantine, Quarantines};
 pub use reconciliation::Reconciliation;
 pub use request::OperationRequest;
-pub use resume::AdoptedRequest;
 pub use transact::{
     CheckpointCommit, TakeTxError, TransactResult, TransactionBackend, Tx, TxHandle, TxOptions,
     TxOptionsError,

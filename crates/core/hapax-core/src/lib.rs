@@ -126,10 +126,9 @@ pub use backoff::Backoff;
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "tokio")]
 pub use engine::{
-    AdoptedRequest, Claim, ClaimError, DetachOnDrop, DetachSwitch, EngineError, EngineLimits,
-    EngineStats, Execution, ExecutionEnd, ExecutionResult, FinishError, Idempotency,
-    IdempotencyBuilder, Lease, LeaseHandle, OperationPanicked, OperationRequest, Quarantine,
-    Quarantines, Reconciliation,
+    Claim, ClaimError, DetachOnDrop, DetachSwitch, EngineError, EngineLimits, EngineStats,
+    Execution, ExecutionEnd, ExecutionResult, FinishError, Idempotency, IdempotencyBuilder, Lease,
+    LeaseHandle, OperationPanicked, OperationRequest, Quarantine, Quarantines, Reconciliation,
 };
 #[cfg(feature = "function")]
 pub use engine::{

@@ -138,17 +138,8 @@ impl Census {
         CensusList { keys, more, as_of: known.as_of.map(rfc3339) }
     }
 
-    /// Returns the listed records under [`OnUnknown::Reconcile`], the oldest first.
-    #[must_use]
-    pub fn reconcilable(&self) -> Vec<RecordView> {
-        let mut keys = self.oldest(usize::MAX).keys;
-        keys.retain(|view| view.on_unknown == OnUnknown::Reconcile.as_str());
-        keys
-    }
-
-    /// Walks again and again, until the census is dropped. [`OperatorsBuilder::build`](crate::OperatorsBuilder::build)
-    /// does so.
-    pub async fn run(this: Weak<Self>, store: Arc<dyn Inspect>) {
+    /// Walks again and again, until the census is dropped.
+    pub(crate) async fn run(this: Weak<Self>, store: Arc<dyn Inspect>) {
         loop {
             let Some(census) = this.upgrade() else { return };
             let begun = Instant::now();

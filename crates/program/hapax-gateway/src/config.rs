@@ -69,9 +69,6 @@ pub struct Config {
     /// File of the secrets, in the format of [`KeyRing`](hapax_core::KeyRing). A `file:` store
     /// creates its own next to it.
     pub secret_file: Option<PathBuf>,
-    /// Interval at which operations whose outcome is unknown are reconciled without a retry; zero for never. Default
-    /// 60 s.
-    pub reconcile_every: Duration,
     /// Forward authorisation of requests with a key, before they are executed or replayed. Default:
     /// none; then a replay checks no credentials.
     pub auth: Option<ForwardAuth>,
@@ -207,7 +204,6 @@ impl Config {
             namespace: None,
             cache: None,
             secret_file: None,
-            reconcile_every: Duration::from_secs(60),
             auth: None,
             store_timeout: Duration::from_secs(2),
             store_wait: Duration::from_secs(30),

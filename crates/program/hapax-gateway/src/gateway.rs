@@ -29,7 +29,7 @@ use crate::config::{Config, ConfigError, ResolvedConfig};
 use crate::handler::RequestHandler;
 use crate::housekeeping::housekeeping;
 use crate::metrics::Metrics;
-use crate::reconcile::{self, BackgroundReconciler};
+use crate::reconcile;
 use crate::snapshot::{CurrentConfig, SharedResources};
 use crate::store::{MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener, StoreUrl};
 pub use reload::ReloadError;
@@ -64,8 +64,6 @@ pub struct RunningGateway {
     listener: Task,
     admin: Option<Task>,
     housekeeping: Task,
-    /// The reconciliation without retries, if it is on.
-    reconciling: Option<Task>,
     /// The entry in the register of the store, and the task that keeps it.
     user: RegisteredUser,
     registered: Task,
@@ -276,7 +274,6 @@ impl RunningGateway {
         }
         tracing::info!(requests = self.shutdown.active_requests(), "draining");
         self.shutdown.enter(ShutdownPhase::Draining);
-        drop(self.reconciling.take());
         let (shutdown, engine) = (self.shutdown.clone(), self.engine.clone());
         // Their outcomes may be in memory only: ended here, the process would lose them.
         let idle = || {
@@ -445,14 +442,7 @@ async fn run(
         trimmed: vec![IDEMPOTENCY_KEY],
     };
     let local_addr = local_addr(&data)?;
-    let reconciler = Arc::new(BackgroundReconciler {
-        layer: resources.layer.clone(),
-        current: Arc::clone(&current),
-        census: Arc::clone(&census),
-        register: user.register().clone(),
-    });
     let admin = Arc::new(Admin {
-        reconciler: Arc::clone(&reconciler),
         opened: opened.clone(),
         engine: engine.clone(),
         metrics: Arc::clone(&metrics),
@@ -472,10 +462,6 @@ async fn run(
             .build(token, audit(config, local_addr));
         probed.open(admin, &operators)
     });
-    let every = config.reconcile_every;
-    // Without an operators' listener no census walks yet.
-    let walked = config.admin.is_none().then(|| Arc::clone(&opened.store));
-    let reconciling = (!every.is_zero()).then(|| Task(tokio::spawn(reconciler.run(every, walked))));
     let listening = listener::serve(data, handler, clients, shutdown.clone());
     Ok(RunningGateway {
         local_addr,
@@ -488,7 +474,6 @@ async fn run(
             Arc::clone(&resources.upstreams),
             certificates.clone(),
         ))),
-        reconciling,
         registered: Task(tokio::spawn({
             let user = user.clone();
             async move { user.refresh().await }

@@ -1,6 +1,5 @@
 //! Reconciliation: requests to a service about the outcome of an operation.
 
-mod background;
 mod probe;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +17,7 @@ use hapax_http::server::{Reconcile, ReconcileRequest, ReconciledResponse};
 use hapax_http::stored_response::bodiless;
 use hapax_proxy::headers::X_FORWARDED_HOST;
 use hapax_proxy::{ConnectOptions, Origin, ReceivedBody, Upstream, UpstreamError};
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
@@ -27,7 +26,6 @@ use tokio::time::{Instant, timeout};
 
 use crate::config::ANSWER;
 use crate::metrics::{ReconcileResult, RouteCounts};
-pub(crate) use background::{BackgroundReconciler, Unreconcilable};
 pub(crate) use probe::{finding, warn_of};
 
 /// Value of `Idempotency-Outcome` by which a 404 confirms that the operation did not happen. A 404
@@ -158,12 +156,7 @@ impl ReconcileClient {
         request
     }
 
-    /// Requests the outcome of an operation. `authorization` is that of a request without a retry.
-    async fn fetch(
-        &self,
-        undecided: &ReconcileRequest,
-        authorization: Option<&HeaderValue>,
-    ) -> ReconcileReply {
+    async fn fetch(&self, undecided: &ReconcileRequest) -> ReconcileReply {
         let mut request = self.request();
         let headers = request.headers_mut();
         for name in &self.shown {
@@ -172,9 +165,6 @@ impl ReconcileClient {
             for value in undecided.request.headers.get_all(name) {
                 headers.append(shown, value.clone());
             }
-        }
-        if let Some(value) = authorization.filter(|_| background::is_without_retry(undecided)) {
-            headers.insert(AUTHORIZATION, value.clone());
         }
         headers.insert(IDEMPOTENCY_FENCE, undecided.fence.get().into());
         headers.insert(IDEMPOTENCY_ATTEMPT, undecided.attempt.into());
@@ -227,8 +217,6 @@ pub(crate) struct RouteReconciler {
     /// The route's name.
     pub(crate) route: Arc<str>,
     pub(crate) counts: Arc<RouteCounts>,
-    /// `Authorization` of requests without a retry.
-    pub(crate) authorization: Option<HeaderValue>,
 }
 
 impl Reconcile for RouteReconciler {
@@ -236,9 +224,9 @@ impl Reconcile for RouteReconciler {
         &self,
         undecided: ReconcileRequest,
     ) -> BoxFuture<'static, Verdict<ReconciledResponse>> {
-        let Self { reconciler, route, counts, authorization } = self.clone();
+        let Self { reconciler, route, counts } = self.clone();
         Box::pin(async move {
-            let reply = reconciler.fetch(&undecided, authorization.as_ref()).await;
+            let reply = reconciler.fetch(&undecided).await;
             counts.reconciled(reply.verdict());
             match reply {
                 ReconcileReply::Happened(response, trailers) => {

@@ -265,8 +265,7 @@ impl SnapshotBuilder<'_> {
                 let mut options = options(name, config, resolved);
                 options.reconcile = reconciler.map(|reconciler| {
                     let (route, counts) = (Arc::from(name), Arc::clone(&counts));
-                    let authorization = resolved.authorization.clone();
-                    Arc::new(RouteReconciler { reconciler, route, counts, authorization }) as _
+                    Arc::new(RouteReconciler { reconciler, route, counts }) as _
                 });
                 let policy = Arc::new(RoutePolicy::new(scope, options)?);
                 let seen = RouteObserver {

@@ -1,6 +1,5 @@
 //! Operations that another process resumes: `park`, `amend` and `resume`, by operation id.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use crate::exchange::{self, Resolved, WriteExchange};
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::machine::{Amendment, OwnerAction};
 use crate::policy::Policy;
-use crate::record::{OnUnknown, Record, Terms};
+use crate::record::Record;
 use crate::scope::OperationId;
 use crate::store::Snapshot;
 
@@ -56,50 +55,20 @@ impl Idempotency {
         seen: Snapshot,
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
-        let Some(stored) = &seen.stored else { return Err(ClaimError::NotFound) };
-        let request = AdoptedRequest::new(&stored.record, None);
-        self.adopt_by(id, seen, &request, &Policy { hook: None, ..*policy }).await
-    }
-
-    /// Claims the operation of the undecided record `seen`, which was [loaded](Self::load), to
-    /// [reconcile](Claim::Reconcile) it without its request, under [`OnUnknown::Reconcile`] or the record's stricter
-    /// policy. It never creates a record, never executes before a hook's verdict, and does not wait. Dropping the
-    /// future has the effect that it has for [`claim`](Self::claim).
-    ///
-    /// After the verdict *did not happen* the caller has a [`Claim::Execute`]: it has nothing to execute, and
-    /// [withdraws](Lease::withdraw) the claim, so that the next request executes.
-    ///
-    /// # Errors
-    /// [`ClaimError`]; nothing was executed. [`ClaimError::NotFound`] without a record.
-    pub async fn adopt_undecided(
-        &self,
-        id: OperationId,
-        seen: Snapshot,
-        request: &AdoptedRequest,
-        policy: &Policy,
-    ) -> Result<Claim, ClaimError> {
-        let terms = Terms { on_unknown: OnUnknown::Reconcile, ..policy.terms };
-        self.adopt_by(id, seen, request, &Policy { terms, ..*policy }).await
-    }
-
-    async fn adopt_by(
-        &self,
-        id: OperationId,
-        seen: Snapshot,
-        request: &AdoptedRequest,
-        policy: &Policy,
-    ) -> Result<Claim, ClaimError> {
         if !self.inner.timer.is_running() {
             return Err(ClaimError::Shutdown);
         }
-        let Policy { terms, settle, hook, keep_released, .. } = *policy;
+        let Some(stored) = &seen.stored else { return Err(ClaimError::NotFound) };
+        let Record { scheme, fingerprint, .. } = &stored.record;
+        let request = AdoptedRequest { scheme: scheme.clone(), fingerprint: *fingerprint };
+        let Policy { terms, settle, keep_released, .. } = *policy;
         let claim = exchange::ClaimRequest {
             scheme: request.scheme(),
             fingerprint: request.fingerprint,
             terms,
             settle,
-            hook,
-            may_reconcile: hook.is_some(),
+            hook: None,
+            may_reconcile: false,
             executions: self.inner.executions.clone(),
             description: None,
             keep_released,
@@ -108,7 +77,7 @@ impl Idempotency {
         };
         let inner = Arc::clone(&self.inner);
         let call = ClaimCall { inner, key: id, made_at: None, claim, deadline: None };
-        Ok(match call.once(call.claim.clone(), Some(seen), request).await? {
+        Ok(match call.once(call.claim.clone(), Some(seen), &request).await? {
             ClaimProgress::Decided(claim) => claim,
             ClaimProgress::Pending(pending) => pending.into(),
         })
@@ -132,32 +101,10 @@ impl Idempotency {
     }
 }
 
-/// The request of an existing record: only its own scheme and fingerprint are known. Its `Debug` form shows no
-/// fingerprint.
-pub struct AdoptedRequest {
+/// The request of an existing record: only its own scheme and fingerprint are known.
+struct AdoptedRequest {
     scheme: FingerprintScheme,
     fingerprint: Fingerprint,
-    route: Option<Arc<str>>,
-}
-
-impl AdoptedRequest {
-    /// Returns the request of a record. `route` is the name of its route, by which
-    /// [quarantines](super::Quarantine) apply.
-    #[must_use]
-    pub fn new(record: &Record, route: Option<Arc<str>>) -> Self {
-        let Record { scheme, fingerprint, .. } = record;
-        Self { scheme: scheme.clone(), fingerprint: *fingerprint, route }
-    }
-}
-
-impl fmt::Debug for AdoptedRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { scheme, route, .. } = self;
-        f.debug_struct("AdoptedRequest")
-            .field("scheme", scheme)
-            .field("route", route)
-            .finish_non_exhaustive()
-    }
 }
 
 impl OperationRequest for AdoptedRequest {
@@ -167,9 +114,5 @@ impl OperationRequest for AdoptedRequest {
 
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         (*scheme == self.scheme).then_some(self.fingerprint)
-    }
-
-    fn route(&self) -> Option<&str> {
-        self.route.as_deref()
     }
 }

@@ -12,7 +12,6 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Uri};
 use serde_json::{Value, json};
 
-use crate::classify::is_grpc;
 use crate::fingerprint::{HttpRequest, is_of_original};
 
 /// The longest path that is shown, in bytes.
@@ -141,13 +140,7 @@ impl OperationRequest for DescribedHttpRequest<'_> {
             "method": self.parts.method.as_str(),
             "target": target,
             "caller": values.take(4).collect::<Vec<_>>(),
-            // An operation id does not show its namespace: without this, a process that reads all records could take
-            // that of another service for its own.
-            "namespace": self.engine.namespace().as_str(),
         });
-        if is_grpc(&self.parts.headers) {
-            described["grpc"] = true.into();
-        }
         if !self.route.is_empty() {
             described["route"] = self.route.into();
         }

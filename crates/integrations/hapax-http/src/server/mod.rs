@@ -71,7 +71,6 @@ mod layer;
 mod observe;
 mod policy;
 mod protect;
-mod reconcile;
 mod redirect;
 mod response_info;
 mod scope;
@@ -87,7 +86,6 @@ pub use policy::{
     ClassifyFn, CompletionOutage, KeyRule, Reconcile, ReconcileRequest, ReconciledResponse,
     RouteError, RouteOptions, RoutePolicy, StoreOutage, TargetFn,
 };
-pub use reconcile::Reconciled;
 pub use response_info::{ResponseInfo, ResponseSource};
 pub use scope::{MissingScope, ScopeError, ScopeSource};
 pub use service::IdempotencyService;

@@ -12,10 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::exchange::Replay;
 use hapax_core::machine::Verdict;
-use hapax_core::{
-    Claim, ClaimError, DetachSwitch, Key, Lease, OperationRequest, Reconciliation, Scope,
-    StoreError,
-};
+use hapax_core::{Claim, ClaimError, DetachSwitch, Key, Lease, Reconciliation, Scope, StoreError};
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, Version};
@@ -259,12 +256,12 @@ fn take_permit(
 }
 
 /// Calls the hook. If the future is dropped, a later claim reconciles after the timeout.
-pub(super) async fn ask(
+async fn ask(
     policy: &RoutePolicy,
     key: &Key,
     parts: &Parts,
     question: Reconciliation,
-    request: &dyn OperationRequest,
+    request: &DescribedHttpRequest<'_>,
 ) -> Result<Claim, ClaimError> {
     let options = &policy.options;
     let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {

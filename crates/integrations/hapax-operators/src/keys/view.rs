@@ -138,12 +138,6 @@ pub struct OperationDescription {
     /// The headers of its scope.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caller: Vec<CallerView>,
-    /// The namespace of its service; `None` of a record of an earlier version, or of a function.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub namespace: Option<String>,
-    /// Whether it is a request of gRPC.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub grpc: bool,
     /// The value of its `traceparent` header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,

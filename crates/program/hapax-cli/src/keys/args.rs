@@ -132,20 +132,6 @@ pub(super) enum KeysCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Request the reconcile URL of a running gateway about an unknown outcome, as a retry would
-    #[command(mut_arg("key", |key| key.required_unless_present("all")))]
-    Reconcile {
-        #[command(flatten)]
-        at: StoreSelector,
-        #[command(flatten)]
-        target: RecordSelector,
-        /// All records whose outcome is unknown under on_unknown reconcile, at most 1,000
-        #[arg(long, conflicts_with_all = ["key", "id", "scope"])]
-        all: bool,
-        /// Print JSON; errors too, on standard error, with a code
-        #[arg(long)]
-        json: bool,
-    },
     /// Remove records that have expired
     ///
     /// A record is removed one lease after it has expired, since copies of a write may be in progress

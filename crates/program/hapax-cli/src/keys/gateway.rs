@@ -18,7 +18,6 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::args::RecordName;
-use super::reconcile::ReconcileResult;
 use crate::exit::CliError;
 
 /// The time that a response may take.
@@ -123,12 +122,6 @@ impl Remote {
         let DecisionReply { was } =
             self.request(Method::POST, &path, Some(json!(decision))).await?;
         Ok(was)
-    }
-
-    /// Makes the gateway request its reconcile URL about a record.
-    pub(super) async fn reconcile(&self, id: &str) -> Result<ReconcileResult, CliError> {
-        let path = format!("/api/keys/{id}/reconcile");
-        Ok(self.request(Method::POST, &path, Some(json!({}))).await?)
     }
 
     pub(super) async fn count(&self) -> Result<UndecidedGroups, CliError> {

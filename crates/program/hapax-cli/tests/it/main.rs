@@ -25,7 +25,6 @@ mod load;
 mod messages;
 mod missing;
 mod quarantine;
-mod reconciled;
 mod reload;
 mod rotation;
 mod saga;

@@ -112,12 +112,6 @@ errors! {
         ReconcileUrlUnused = {
             [reconcile_url] " has no effect without " [on_unknown] " reconcile"
         }
-        ReconcileAuthorization { path: String, reason: String } = {
-            [reconcile_authorization] ": {path}: {reason}"
-        }
-        ReconcileAuthorizationUnused = {
-            [reconcile_authorization] " has no effect without " [on_unknown] " reconcile"
-        }
         AuthTarget = { [auth_url] " must be a URL like http://127.0.0.1:4180/check" }
         AuthLoop { address: SocketAddr } = {
             [auth_url] " is " [listen] " ({address}): the gateway would call itself"

@@ -1,9 +1,6 @@
 //! Policies of requests, of the whole gateway or of a route.
 
-use std::fs::File;
-use std::io::Read;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hapax_core::machine::HookTiming;
@@ -17,7 +14,7 @@ use hapax_http::statuses::StatusLists;
 use hapax_http::stored_response::hop_by_hop;
 use hapax_proxy::Origin;
 use http::uri::PathAndQuery;
-use http::{HeaderName, HeaderValue, Method, Uri};
+use http::{HeaderName, Method, Uri};
 use tower_http::cors::CorsLayer;
 
 use super::cors::Cors;
@@ -56,8 +53,6 @@ pub struct PolicyConfig {
     /// URL that answers whether an operation happened, `http://HOST[:PORT]/PATH`; for
     /// [`OnUnknown::Reconcile`].
     pub reconcile_url: Option<Uri>,
-    /// File with the value of the `Authorization` of reconcile requests without a retry. Default: they have none.
-    pub reconcile_authorization: Option<PathBuf>,
     /// Classification of statuses. Default [`Profile::Standard`].
     pub profile: Profile,
     /// Statuses that are classified differently from the profile. Default: none.
@@ -106,7 +101,6 @@ impl Default for PolicyConfig {
             in_flight: InFlight::Reject,
             on_unknown,
             reconcile_url: None,
-            reconcile_authorization: None,
             profile: Profile::Standard,
             statuses: StatusLists::default(),
             store_outage: StoreOutage::Closed,
@@ -130,17 +124,12 @@ pub(crate) struct ResolvedPolicy {
     pub(crate) callers: ScopeConfig,
     pub(crate) missing: MissingScope,
     pub(crate) reconcile: Option<(Origin, PathAndQuery)>,
-    /// `Authorization` of reconcile requests without a retry.
-    pub(crate) authorization: Option<HeaderValue>,
     pub(crate) policy: Policy,
     pub(crate) cors: Option<CorsLayer>,
 }
 
 /// Longest retention: a longer one is a typing error, and times would overflow.
 const MAX_RETENTION: Duration = Duration::from_secs(3653 * 86_400);
-
-/// Longest value of an `Authorization` header, in bytes.
-const MAX_AUTHORIZATION: u64 = 8 << 10;
 
 /// Time within which a reconcile URL must answer.
 pub(crate) const ANSWER: Duration = Duration::from_millis(4_500);
@@ -155,13 +144,6 @@ impl PolicyConfig {
         if reconcile.is_some() && !self.reconciles(config) {
             return Err(ConfigError::ReconcileUrlUnused);
         }
-        if self.reconcile_authorization.is_some()
-            && config.policies().all(|policy| policy.on_unknown != OnUnknown::Reconcile)
-        {
-            return Err(ConfigError::ReconcileAuthorizationUnused);
-        }
-        let authorization =
-            self.reconcile_authorization.as_deref().map(authorization).transpose()?;
         if self.methods.is_empty() {
             return Err(ConfigError::NoMethods);
         }
@@ -212,7 +194,7 @@ impl PolicyConfig {
         let sent: Vec<_> = std::iter::once(key).chain(named).collect();
         let cors = self.cors.as_ref().map(|cors| cors.resolve(&self.methods, &sent)).transpose()?;
         let policy = self.engine(reconcile.is_some())?;
-        Ok(ResolvedPolicy { callers, missing, policy, reconcile, authorization, cors })
+        Ok(ResolvedPolicy { callers, missing, policy, reconcile, cors })
     }
 
     /// Returns whether the reconcile URL is used: by this policy, or by a route that inherits it.
@@ -290,25 +272,6 @@ fn reconcile_target(uri: &Uri) -> Result<(Origin, PathAndQuery), ConfigError> {
     let origin = Origin::of(uri).ok_or(ConfigError::ReconcileTarget)?;
     let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     Ok((origin, path))
-}
-
-/// Reads the value of an `Authorization` header from a file, without the end of its line.
-fn authorization(path: &Path) -> Result<HeaderValue, ConfigError> {
-    let unusable = |reason: String| {
-        let path = path.display().to_string();
-        ConfigError::ReconcileAuthorization { path, reason }
-    };
-    let mut text = String::new();
-    let file = File::open(path).map_err(|error| unusable(error.to_string()))?;
-    let read = file.take(MAX_AUTHORIZATION + 1).read_to_string(&mut text);
-    read.map_err(|error| unusable(error.to_string()))?;
-    let value = HeaderValue::from_str(text.trim_end()).ok().filter(|value| !value.is_empty());
-    let Some(mut value) = value.filter(|value| value.len() as u64 <= MAX_AUTHORIZATION) else {
-        let reason = "expected one line with the value of an Authorization header, at most 8 KiB, found another content";
-        return Err(unusable(reason.to_owned()));
-    };
-    value.set_sensitive(true);
-    Ok(value)
 }
 
 /// Source of the caller's name.

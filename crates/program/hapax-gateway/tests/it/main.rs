@@ -38,6 +38,5 @@ mod switch;
 mod tls;
 mod two;
 mod undecided;
-mod unretried;
 mod wire;
 mod world;

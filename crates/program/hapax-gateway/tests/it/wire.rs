@@ -181,7 +181,6 @@ fn config(
         in_flight: policy.in_flight,
         on_unknown: policy.on_unknown,
         reconcile_url: hook.map(|it| format!("http://{}/outcome", it.address).parse().unwrap()),
-        reconcile_authorization: None,
         profile: policy.profile,
         statuses: policy.statuses.clone(),
         store_outage: policy.store_outage,
