@@ -319,10 +319,6 @@ impl Delivery for FaultyDelivery {
         self.delivery.delay(pause)
     }
 
-    fn follows_delayed(&self) -> bool {
-        self.delivery.follows_delayed()
-    }
-
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         if self.acks_first {
             return Box::pin(async { Ok(()) });

@@ -3,7 +3,6 @@
 mod key_queues;
 mod memory;
 mod stats;
-mod waits;
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::pin::pin;
@@ -15,7 +14,6 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use self::key_queues::{KeyQueues, KeyTurn};
-use self::waits::CROWDED_PAUSE;
 use crate::handler::{MessageHandler, describe};
 use crate::id::MessageIdError;
 use crate::inbox::{Attempts, Disposition, Finish, FirstIds, HoldCause, Inbox, Progress};
@@ -23,9 +21,8 @@ use crate::retention::{RECORD_BYTES, Retention};
 use crate::source::{Delivery, MessageSource};
 
 pub(crate) use self::memory::MemoryBudget;
-pub use self::stats::{ConsumerStats, FullLimit};
+pub use self::stats::ConsumerStats;
 pub(crate) use self::stats::{Counters, Slot};
-pub(crate) use self::waits::{Waits, watch_limits};
 
 /// Pause after an error of the source.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
@@ -113,9 +110,6 @@ pub enum ConsumerError {
 ///    process again, only its own attempts are counted.
 /// 4. While the store is unavailable nothing is received, and unacknowledged messages are held.
 /// 5. Nothing begins with a message whose delivery [has ended](Delivery::has_ended).
-/// 6. A message that waits for its next attempt is returned to the source, if it
-///    [takes messages back](Delivery::delay). A quarter of the handlers is for messages that are delivered for the
-///    first time.
 #[derive(Debug)]
 pub struct Consumer {
     shared: Arc<ConsumerState>,
@@ -132,7 +126,6 @@ struct ConsumerState {
     /// One permit for each message that may be unacknowledged.
     slots: Arc<Semaphore>,
     memory: Arc<MemoryBudget>,
-    waits: Waits,
     /// False while the store is unavailable.
     store_is_up: watch::Sender<bool>,
     is_draining: watch::Sender<bool>,
@@ -193,7 +186,6 @@ impl Consumer {
                 handlers: permits(limits.handlers),
                 slots: permits(max_unacknowledged),
                 memory: MemoryBudget::new(limits.max_unacknowledged_bytes),
-                waits: Waits::new(limits.handlers, limits.max_unacknowledged, &of_source),
                 inbox,
                 source,
                 handler: Arc::new(handler),
@@ -234,10 +226,8 @@ impl Consumer {
                 bytes_per_id: RECORD_BYTES,
             };
             let watching = retention.watch(shared.source.limits(), || shared.counters.stored());
-            let full = || shared.waits.full_limit(&shared.counters, &shared.memory);
             tokio::select! {
                 never = watching => match never {},
-                never = watch_limits(shared.inbox.consumer(), &*shared.source, full) => match never {},
                 () = shutdown => {}
                 () = receiving => {}
             }
@@ -350,9 +340,7 @@ impl ConsumerState {
     fn stats(&self) -> ConsumerStats {
         let stats = self.counters.read(&self.memory);
         let without_id = self.inbox.shared.first_ids.as_ref().map_or(0, FirstIds::without);
-        let stats =
-            ConsumerStats { store_is_down: !*self.store_is_up.borrow(), without_id, ..stats };
-        self.waits.read(stats, &self.counters, &self.memory, &*self.source)
+        ConsumerStats { store_is_down: !*self.store_is_up.borrow(), without_id, ..stats }
     }
 
     /// Receives messages, each driven by a task. Does not end by itself; a future that is dropped
@@ -438,27 +426,24 @@ impl ConsumerState {
         // Before a handler is free, which then does not wait for it.
         let identity = inbox.identify(delivery.message());
         if let Some(turn) = &mut turn {
-            let _behind = self.waits.begin_behind();
             tokio::select! {
                 biased;
                 _ = draining.wait_for(|draining| *draining) => return,
                 () = turn.wait() => {}
             }
-            // The message before it may have been dropped by the drain, or returned to the source.
-            if *draining.borrow() || delivery.follows_delayed() {
+            // The message before it may have been dropped by the drain.
+            if *draining.borrow() {
                 return;
             }
         }
-        let may_delay = turn.is_none() || self.source.limits().delays_in_order;
         let mut progress = Progress::new(inbox.now());
         let (mut is_suspect, mut is_first) = (false, true);
         loop {
             let (pause, cause) = {
-                let is_retry = !is_first || delivery.is_redelivery();
                 let permits = tokio::select! {
                     biased;
                     _ = draining.wait_for(|draining| *draining) => return,
-                    permits = self.permits(delivery, is_suspect, is_retry, may_delay && is_first) => permits,
+                    permits = self.permits(is_suspect) => permits,
                 };
                 let Some(permits) = permits else { return };
                 // It is delivered again, here or to another process, which may have begun. One that
@@ -489,12 +474,14 @@ impl ConsumerState {
                     }
                 }
             };
-            // A message with an order key stays, unless the source keeps later ones: they wait for it.
-            if may_delay && progress.is_recorded(cause) && self.delay(delivery, pause).await {
+            // After these causes the record has what the next delivery needs. Otherwise a dead letter or a count
+            // of hook calls is only in this process. A message with an order key stays: later ones wait for it.
+            if turn.is_none()
+                && matches!(cause, HoldCause::Retry | HoldCause::InFlight)
+                && self.delay(delivery, pause).await
+            {
                 return;
             }
-            let is_outage = matches!(cause, HoldCause::Store | HoldCause::NoId);
-            let _waiting = (!is_outage).then(|| self.waits.begin());
             // The record has what the next owner needs, which waits for the end of this delivery. A message without an id
             // has none.
             let may_end = matches!(cause, HoldCause::Retry | HoldCause::InFlight | HoldCause::NoId);
@@ -507,43 +494,25 @@ impl ConsumerState {
         }
     }
 
-    /// Returns the message to the source. Returns false if it stays unacknowledged.
+    /// Delays the message at the broker. Returns false if it stays unacknowledged. After an error the broker may
+    /// have a second copy of it, which is a duplicate.
     async fn delay(&self, delivery: &Arc<dyn Delivery>, pause: Duration) -> bool {
-        self.waits.delay(delivery, pause, self.inbox.consumer(), &self.counters).await
+        match delivery.delay(pause).await {
+            Ok(is_delayed) => is_delayed,
+            Err(error) => {
+                let error = describe(&error);
+                tracing::debug!(consumer = %self.inbox.consumer(), %error, "a message was not delayed: it is held");
+                false
+            }
+        }
     }
 
-    /// Returns a handler's permit; for a suspect those of all handlers, so that it is alone. A message that was tried
-    /// before also needs one of its share; without one it is returned to the source, if many wait and it `may_delay`:
-    /// then the result is `None`, as if the semaphores were closed.
-    async fn permits(
-        &self,
-        delivery: &Arc<dyn Delivery>,
-        is_suspect: bool,
-        is_retry: bool,
-        may_delay: bool,
-    ) -> Option<(Option<OwnedSemaphorePermit>, OwnedSemaphorePermit)> {
-        // In this order always, so that none who has a handler waits for the share.
-        let share = match is_retry {
-            false => None,
-            true => match self.waits.try_share() {
-                Some(share) => Some(share),
-                None => {
-                    let _waiting = self.waits.begin();
-                    if may_delay
-                        && self.waits.is_crowded()
-                        && self.delay(delivery, CROWDED_PAUSE).await
-                    {
-                        return None;
-                    }
-                    Some(self.waits.share().await?)
-                }
-            },
-        };
-        let handler = match is_suspect {
-            false => Arc::clone(&self.handlers).acquire_owned().await.ok(),
-            true => acquire_all(&self.handlers, self.limits.handlers, self.inbox.consumer()).await,
-        };
-        Some((share, handler?))
+    /// Returns a handler's permit; for a suspect those of all handlers, so that it is alone.
+    async fn permits(&self, is_suspect: bool) -> Option<OwnedSemaphorePermit> {
+        if !is_suspect {
+            return Arc::clone(&self.handlers).acquire_owned().await.ok();
+        }
+        acquire_all(&self.handlers, self.limits.handlers, self.inbox.consumer()).await
     }
 
     /// Notes whether the store is up. Messages whose dead letters are not stored are held, and no

@@ -4,7 +4,6 @@ mod disposition;
 mod ended;
 mod first_ids;
 mod process;
-mod progress;
 mod record;
 
 use std::fmt;
@@ -26,7 +25,7 @@ use crate::message::Message;
 
 pub(crate) use self::disposition::{Disposition, Finish, HoldCause};
 pub(crate) use self::first_ids::{FirstIds, NO_ID_PAUSE};
-pub(crate) use self::progress::Progress;
+pub(crate) use self::process::Progress;
 
 /// Number of attempts to handle a message, and the pauses between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

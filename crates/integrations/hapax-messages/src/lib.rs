@@ -120,9 +120,7 @@ pub use batch::{
     BatchAttempt, BatchConsumer, BatchConsumerError, BatchConsumerLimits, BatchError, BatchInbox,
     BatchItem, BatchMonitor, BatchOptions, EntryState,
 };
-pub use consumer::{
-    Consumer, ConsumerError, ConsumerLimits, ConsumerMonitor, ConsumerStats, FullLimit,
-};
+pub use consumer::{Consumer, ConsumerError, ConsumerLimits, ConsumerMonitor, ConsumerStats};
 pub use dead_letter::{
     DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, OrderKeyQuery, OrderKeyState,
     PublishedDeadLetters,

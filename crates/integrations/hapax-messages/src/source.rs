@@ -45,13 +45,6 @@ pub struct SourceLimits {
     /// Whether the positions of the source are in the database of the handler's rows: its deliveries have
     /// [steps](Delivery::step). It limits the messages of each partition in memory itself.
     pub has_positions: bool,
-    /// Shortest pause for which the source [takes back](Delivery::delay) a message that waits for its next attempt;
-    /// `None` if it takes none back. While half of the consumer's messages wait, it lengthens shorter pauses to this
-    /// one.
-    pub delays_from: Option<Duration>,
-    /// Whether the source also takes back messages with order keys, and delivers none
-    /// [behind](Delivery::follows_delayed) them.
-    pub delays_in_order: bool,
 }
 
 impl SourceLimits {
@@ -96,20 +89,6 @@ impl SourceLimits {
         self.has_positions = true;
         self
     }
-
-    /// Sets the shortest pause for which the source takes back a message.
-    #[must_use]
-    pub const fn delays_from(mut self, pause: Duration) -> Self {
-        self.delays_from = Some(pause);
-        self
-    }
-
-    /// States that the source takes back messages with order keys, and delivers none behind them.
-    #[must_use]
-    pub const fn delays_in_order(mut self) -> Self {
-        self.delays_in_order = true;
-        self
-    }
 }
 
 /// A queue, stream or subscription of a broker.
@@ -134,12 +113,6 @@ pub trait MessageSource: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the properties that a consumer has to respect.
     fn limits(&self) -> SourceLimits;
-
-    /// Returns the limit, of the source or its broker, because of which nothing else is delivered while messages wait
-    /// for their next attempts: its name and value. The consumer logs it. The default is `None`.
-    fn full_limit(&self) -> Option<String> {
-        None
-    }
 }
 
 /// A message that was delivered, until it is acknowledged or dropped.
@@ -182,22 +155,15 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     /// [`SourceError`]; the message may be delivered again.
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>>;
 
-    /// Returns the message to the source or its broker for at least `pause`, after which it is delivered again,
-    /// marked as a redelivery if the source knows, and ends this delivery: the caller drops it. Returns false if the
-    /// message stays unacknowledged here instead. The consumer calls it for a message that waits for its next attempt,
-    /// or for another delivery of its id to end; for one with an order key only if the source
-    /// [delays in order](SourceLimits::delays_in_order).
+    /// Gives the message to the broker for at least `pause`, after which it is delivered again, as for the
+    /// first time, and ends this delivery. Returns false if the message stays unacknowledged here instead.
+    /// The consumer calls it for a message without an order that waits for its next attempt, or for another
+    /// delivery of its id to end.
     ///
     /// # Errors
     /// [`SourceError`]; the message stays unacknowledged, and may be delivered again.
     fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
         let _ = pause;
         Box::pin(std::future::ready(Ok(false)))
-    }
-    /// Returns whether an earlier message with the order key of this one was [delayed](Self::delay) and is not
-    /// acknowledged: this one was delivered before that. The consumer drops it, and the source delivers it again once
-    /// the earlier one is acknowledged. The default is false.
-    fn follows_delayed(&self) -> bool {
-        false
     }
 }

@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::{AckPolicy, Config, Info, PullConsumer, pull};
+use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
 use async_nats::jetstream::context::ConsumerInfoErrorKind;
 use async_nats::jetstream::{AckKind, Context, Message as NatsMessage};
 use bytes::Bytes;
@@ -14,19 +13,13 @@ use futures_util::{Stream, StreamExt as _};
 use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, LogPosition, Message, MessageSource, SourceError, SourceLimits};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 /// Time for the server to answer a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for which the server waits for a message before it answers that there is none.
 const WAIT: Duration = Duration::from_secs(10);
-
-/// Shortest pause for which the server gets a message back.
-const DELAYS_FROM: Duration = Duration::from_secs(1);
-
-/// Interval at which the number of unacknowledged messages is read while some wait at the server.
-const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// Rule that finds the order key of a message.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -173,9 +166,8 @@ impl NatsSourceBuilder {
         self
     }
 
-    /// Sets the number of unacknowledged messages of all processes together, including those that the server has and
-    /// that wait for their next attempts: while so many fail, no other message is delivered. Only for a consumer
-    /// that is created here. Default 10,000; 1 with an order key.
+    /// Sets the number of unacknowledged messages of all processes together. Only for a consumer
+    /// that is created here. Default 1000; 1 with an order key.
     pub const fn max_ack_pending(mut self, max: u32) -> Self {
         self.max_ack_pending = Some(max);
         self
@@ -203,7 +195,7 @@ impl NatsSourceBuilder {
         let stream = self.context.get_stream(&self.stream).await;
         let stream = stream.map_err(|error| failed(error.into()))?;
         let is_ordered = self.order_key != NatsOrderKey::None;
-        let default_pending = if is_ordered { 1 } else { 10_000 };
+        let default_pending = if is_ordered { 1 } else { 1000 };
         let config = pull::Config {
             durable_name: Some(self.durable.clone()),
             ack_policy: AckPolicy::Explicit,
@@ -245,13 +237,9 @@ impl NatsSourceBuilder {
             limits = limits.redelivers_for(max_age);
         }
         if is_ordered {
-            // Its one message stays unacknowledged in any case.
             limits = limits.with_order_keys();
-        } else {
-            limits = limits.delays_from(DELAYS_FROM);
         }
-        let pending = Arc::new(PendingCheck::new(config.max_ack_pending));
-        Ok(NatsSource { consumer, limits, order_key: self.order_key, pending })
+        Ok(NatsSource { consumer, limits, order_key: self.order_key })
     }
 }
 
@@ -293,7 +281,6 @@ pub struct NatsSource {
     consumer: PullConsumer,
     limits: SourceLimits,
     order_key: NatsOrderKey,
-    pending: Arc<PendingCheck>,
 }
 
 impl fmt::Debug for NatsSource {
@@ -341,14 +328,6 @@ impl NatsSource {
         timeout(WAIT + TIMEOUT, next).await.map_err(|_| no_reply(WAIT + TIMEOUT))?
     }
 
-    /// Checks that the server answers, and whether the limit of unacknowledged messages is reached.
-    async fn check_server(&self) -> Result<(), SourceError> {
-        let answered = timeout(TIMEOUT, self.consumer.get_info()).await;
-        let info = answered.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)?;
-        self.pending.note(&info);
-        Ok(())
-    }
-
     fn delivery(&self, message: NatsMessage) -> Result<NatsDelivery, SourceError> {
         let info = message.info().map_err(SourceError::new)?;
         let micros = u64::try_from(info.published.unix_timestamp_nanos() / 1000).unwrap_or(0);
@@ -378,8 +357,7 @@ impl NatsSource {
         if let Some(key) = key {
             received = received.with_key(key);
         }
-        let pending = Arc::clone(&self.pending);
-        Ok(NatsDelivery { message, received, is_redelivery, pending })
+        Ok(NatsDelivery { message, received, is_redelivery })
     }
 }
 
@@ -415,9 +393,6 @@ impl MessageSource for NatsSource {
         let max = self.limits.max_unacknowledged.map_or(max, |most| max.min(most));
         Box::pin(async move {
             loop {
-                if self.pending.is_due() {
-                    self.check_server().await?;
-                }
                 let mut deliveries: Vec<Arc<dyn Delivery>> = Vec::new();
                 for message in self.pull(max).await? {
                     deliveries.push(Arc::new(self.delivery(message)?));
@@ -427,72 +402,14 @@ impl MessageSource for NatsSource {
                 }
                 // A pull that the server does not answer ends like one without messages: check the
                 // server.
-                self.check_server().await?;
+                let answered = timeout(TIMEOUT, self.consumer.get_info()).await;
+                answered.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)?;
             }
         })
     }
 
     fn limits(&self) -> SourceLimits {
         self.limits
-    }
-
-    fn full_limit(&self) -> Option<String> {
-        self.pending.is_full().then(|| {
-            let name = &self.consumer.cached_info().name;
-            format!("max_ack_pending of the consumer {name}, {}", self.pending.max)
-        })
-    }
-}
-
-/// Whether the server has as many unacknowledged messages as the consumer may have, and further ones.
-#[derive(Debug)]
-struct PendingCheck {
-    max: i64,
-    is_full: AtomicBool,
-    /// Whether a limit of deliveries was set since the start, towards which a delay counts.
-    is_limited: AtomicBool,
-    /// Whether a message was delayed since the last check.
-    has_delayed: AtomicBool,
-    checked_at: Mutex<Instant>,
-}
-
-impl PendingCheck {
-    fn new(max: i64) -> Self {
-        Self {
-            max,
-            is_full: AtomicBool::new(false),
-            is_limited: AtomicBool::new(false),
-            has_delayed: AtomicBool::new(false),
-            checked_at: Mutex::new(Instant::now()),
-        }
-    }
-
-    fn is_full(&self) -> bool {
-        self.is_full.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether the server has to be asked: messages were delayed, or the limit was reached.
-    fn is_due(&self) -> bool {
-        let checked_at = *self.checked_at.lock().unwrap_or_else(PoisonError::into_inner);
-        (self.is_full() || self.has_delayed.load(Ordering::Relaxed))
-            && checked_at.elapsed() >= CHECK_EVERY
-    }
-
-    fn note(&self, info: &Info) {
-        let is_full = i64::try_from(info.num_ack_pending).is_ok_and(|found| found >= self.max);
-        // With one message at a time this is normal.
-        self.is_full.store(is_full && info.num_pending > 0 && self.max > 1, Ordering::Relaxed);
-        self.has_delayed.store(false, Ordering::Relaxed);
-        let found = info.config.max_deliver;
-        if !self.is_limited.swap(found > 0, Ordering::Relaxed) && found > 0 {
-            tracing::error!(
-                consumer = info.name,
-                found,
-                "expected unlimited deliveries, found max_deliver: unset it, since the server drops messages after the \
-                 limit; messages that wait for their next attempts stay with this process"
-            );
-        }
-        *self.checked_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 }
 
@@ -501,7 +418,6 @@ struct NatsDelivery {
     message: NatsMessage,
     received: Message,
     is_redelivery: bool,
-    pending: Arc<PendingCheck>,
 }
 
 impl Delivery for NatsDelivery {
@@ -522,24 +438,10 @@ impl Delivery for NatsDelivery {
     }
 
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
-        // A negative acknowledgement would deliver it again.
+        // Never a negative acknowledgement: the server counts those as deliveries.
         Box::pin(async move {
             let held = timeout(TIMEOUT, self.message.ack_with(AckKind::Progress)).await;
             held.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
-        })
-    }
-    /// Returns the message to the server, by a negative acknowledgement with a delay. The server counts it as a delivery,
-    /// of which the consumer had no limit when that was last read. If it is lost, the message is delivered again after `ack_wait`.
-    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
-        Box::pin(async move {
-            if pause < DELAYS_FROM || self.pending.is_limited.load(Ordering::Relaxed) {
-                return Ok(false);
-            }
-            self.pending.has_delayed.store(true, Ordering::Relaxed);
-            let nak = self.message.ack_with(AckKind::Nak(Some(pause)));
-            let given = timeout(TIMEOUT, nak).await;
-            given.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)?;
-            Ok(true)
         })
     }
 }

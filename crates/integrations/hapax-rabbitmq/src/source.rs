@@ -86,8 +86,7 @@ impl RabbitSourceBuilder {
     }
 
     /// Sets the pause from which on a message goes through a delay queue instead of staying
-    /// unacknowledged; one that has waited for half of `consumer_timeout` does too, and while half of the consumer's
-    /// messages wait, shorter pauses are lengthened to this one. Default 30 s; `None` for
+    /// unacknowledged; one that has waited for half of `consumer_timeout` does too. Default 30 s; `None` for
     /// never. For the names that begin with that of the queue and
     /// `.delay-`, the user needs the permissions to configure and to read; and for `amq.default`, to write.
     pub const fn delay_from(mut self, pause: Option<Duration>) -> Self {
@@ -176,12 +175,10 @@ impl MessageSource for RabbitSource {
         if let Some(limit) = settings.delivery_limit {
             limits = limits.delivery_limit(limit);
         }
-        match (&settings.order_key, settings.delay_from) {
-            (RabbitOrderKey::None, Some(pause)) => limits.delays_from(pause),
-            (RabbitOrderKey::None, None) => limits,
-            // A delay queue would change their order.
-            (RabbitOrderKey::RoutingKey | RabbitOrderKey::Header(_), _) => limits.with_order_keys(),
+        if settings.order_key != RabbitOrderKey::None {
+            limits = limits.with_order_keys();
         }
+        limits
     }
 }
 
@@ -356,7 +353,7 @@ impl Shared {
             // A database would not store a zero byte.
             message = message.with_key(key.replace('\0', "\u{fffd}"));
         }
-        let is_redelivery = delivery.redelivered || properties::was_delayed(&delivery.properties);
+        let is_redelivery = delivery.redelivered;
         let received = ReceivedMessage { delivery, message, received_at: Instant::now() };
         Arc::new(RabbitDelivery::new(self, current.channel_number, received, is_redelivery))
     }

@@ -34,11 +34,6 @@ struct State {
     delivered: HashMap<u64, (Arc<Message>, Instant)>,
     ack_wait: Option<Duration>,
     delays_from: Option<Duration>,
-    delays_in_order: bool,
-    /// Number of messages that were delayed, until their pauses end.
-    delayed: usize,
-    /// The first message of each order key that was delayed, until it is acknowledged.
-    blocked: HashMap<String, u64>,
     next: u64,
     /// Changes in a restart: deliveries of before have no effect any more.
     connection_number: u64,
@@ -65,7 +60,7 @@ impl MemoryBroker {
     #[must_use]
     pub fn backlog(&self) -> usize {
         let state = self.shared.lock();
-        state.unacknowledged()
+        state.waiting.len() + state.delivered.len()
     }
 
     /// Returns the number of deliveries so far.
@@ -94,11 +89,6 @@ impl MemoryBroker {
     /// Takes back messages that are to be delivered after a pause of at least `pause`.
     pub fn set_delays_from(&self, pause: Duration) {
         self.shared.lock().delays_from = Some(pause);
-    }
-
-    /// Takes back messages with order keys too, and delivers none behind them.
-    pub fn set_delays_in_order(&self) {
-        self.shared.lock().delays_in_order = true;
     }
 
     /// Makes the broker unreachable, or reachable again.
@@ -138,29 +128,6 @@ impl MemoryBroker {
 }
 
 impl State {
-    fn unacknowledged(&self) -> usize {
-        self.waiting.len() + self.delivered.len() + self.delayed
-    }
-
-    /// Adds a message that is delivered again, before later ones.
-    fn restore(&mut self, number: u64, message: Arc<Message>) {
-        let at = self.waiting.partition_point(|(other, ..)| *other < number);
-        self.waiting.insert(at, (number, message, true));
-    }
-
-    fn follows_delayed(&self, number: u64, message: &Message) -> bool {
-        let first = message.key.as_ref().and_then(|key| self.blocked.get(key));
-        first.is_some_and(|first| *first < number)
-    }
-
-    /// Takes the first message that follows none which was delayed.
-    fn next(&mut self) -> Option<(u64, Arc<Message>, bool)> {
-        let mut waiting = self.waiting.iter();
-        let at =
-            waiting.position(|(number, message, _)| !self.follows_delayed(*number, message))?;
-        self.waiting.remove(at)
-    }
-
     /// Takes the messages that nothing has held in time, to be delivered again.
     fn lapsed(&mut self) -> Vec<(u64, Arc<Message>, bool)> {
         let Some(ack_wait) = self.ack_wait else { return Vec::new() };
@@ -187,7 +154,7 @@ impl Shared {
         state.waiting.extend(lapsed);
         let mut taken: Vec<Arc<dyn Delivery>> = Vec::new();
         while taken.len() < max.get()
-            && let Some((number, message, is_redelivery)) = state.next()
+            && let Some((number, message, is_redelivery)) = state.waiting.pop_front()
         {
             state.deliveries += 1;
             state.delivered.insert(number, (Arc::clone(&message), Instant::now()));
@@ -227,16 +194,8 @@ impl MessageSource for MemoryBroker {
     }
 
     fn limits(&self) -> SourceLimits {
-        let state = self.shared.lock();
-        let ack_wait = state.ack_wait.unwrap_or(Duration::from_secs(30));
-        let mut limits = SourceLimits::default().hold_every(ack_wait / 3).with_order_keys();
-        if let Some(pause) = state.delays_from {
-            limits = limits.delays_from(pause);
-        }
-        if state.delays_in_order {
-            limits = limits.delays_in_order();
-        }
-        limits
+        let ack_wait = self.shared.lock().ack_wait.unwrap_or(Duration::from_secs(30));
+        SourceLimits::default().hold_every(ack_wait / 3).with_order_keys()
     }
 }
 
@@ -298,13 +257,10 @@ impl Delivery for MemoryDelivery {
             {
                 state.acknowledgements += 1;
             }
-            let before = state.blocked.len();
-            let number = self.number;
-            state.blocked.retain(|_, first| *first != number);
-            let has_changed = state.unacknowledged() == 0 || state.blocked.len() < before;
+            let is_empty = state.waiting.is_empty() && state.delivered.is_empty();
             drop(state);
             // Others await new messages.
-            if has_changed {
+            if is_empty {
                 self.shared.changed.notify_waiters();
             }
             Ok(())
@@ -313,38 +269,17 @@ impl Delivery for MemoryDelivery {
 
     fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
         Box::pin(async move {
-            self.shared.check()?;
-            {
-                let mut state = self.shared.lock();
-                let is_current = state.connection_number == self.connection_number;
-                if !is_current || state.delays_from.is_none_or(|from| pause < from) {
-                    return Ok(false);
-                }
-                if state.delivered.remove(&self.number).is_none() {
-                    return Ok(false);
-                }
-                state.delayed += 1;
-                if let (true, Some(key)) = (state.delays_in_order, &self.message.key) {
-                    let first = state.blocked.entry(key.clone()).or_insert(self.number);
-                    *first = self.number.min(*first);
-                }
+            if self.shared.lock().delays_from.is_none_or(|from| pause < from) {
+                return Ok(false);
             }
-            let (shared, message) = (Arc::clone(&self.shared), Arc::clone(&self.message));
-            let number = self.number;
+            self.acknowledge().await?;
+            let (broker, message) = (Arc::clone(&self.shared), Arc::clone(&self.message));
             tokio::spawn(async move {
                 sleep(pause).await;
-                let mut state = shared.lock();
-                state.delayed -= 1;
-                state.restore(number, message);
-                drop(state);
-                shared.changed.notify_waiters();
+                MemoryBroker { shared: broker }.send((*message).clone());
             });
             Ok(true)
         })
-    }
-
-    fn follows_delayed(&self) -> bool {
-        self.shared.lock().follows_delayed(self.number, &self.message)
     }
 
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
@@ -368,7 +303,7 @@ impl Drop for MemoryDelivery {
         if state.connection_number == self.connection_number
             && let Some((message, _)) = state.delivered.remove(&self.number)
         {
-            state.restore(self.number, message);
+            state.waiting.push_front((self.number, message, true));
             drop(state);
             self.shared.changed.notify_waiters();
         }

@@ -1,12 +1,10 @@
 //! A record that was delivered.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, Partition, PositionStep, SourceError};
-use tokio::time::{Instant, sleep_until};
 
 use super::state::{Delivered, Shared};
 
@@ -18,16 +16,12 @@ pub(super) struct KafkaDelivery {
     /// The step over the record, if the position is in a database.
     step: Option<PositionStep>,
     is_acknowledged: AtomicBool,
-    /// The end of the pause for which the record is delayed.
-    delayed_until: OnceLock<Instant>,
-    is_ordered: bool,
 }
 
 impl KafkaDelivery {
-    pub(super) fn new(shared: Arc<Shared>, delivered: Delivered, is_ordered: bool) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, delivered: Delivered) -> Self {
         let step = step(&delivered);
-        let (is_acknowledged, delayed_until) = (AtomicBool::new(false), OnceLock::new());
-        Self { shared, delivered, step, is_acknowledged, delayed_until, is_ordered }
+        Self { shared, delivered, step, is_acknowledged: AtomicBool::new(false) }
     }
 
     fn stale(&self) -> SourceError {
@@ -97,39 +91,6 @@ impl Delivery for KafkaDelivery {
             }
         })
     }
-
-    /// Returns the record: it waits in the source, and with it later ones of its order key, if the source is ordered.
-    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
-        Box::pin(async move {
-            let Delivered { key, assignment_number, offset, record, .. } = &self.delivered;
-            if self.step.is_some() {
-                // The records behind it wait for its step.
-                return Ok(false);
-            }
-            // The end of a longer pause than the clock has does not come.
-            let Some(until) = Instant::now().checked_add(pause) else { return Ok(false) };
-            let until = *self.delayed_until.get_or_init(|| until);
-            if let Some(order_key) = record.message.key.as_ref().filter(|_| self.is_ordered) {
-                self.shared.block(key, *assignment_number, order_key, *offset);
-            }
-            let (shared, key) = (Arc::downgrade(&self.shared), key.clone());
-            let (assignment_number, offset) = (*assignment_number, *offset);
-            // One whose delivery is dropped after this is delivered again at once.
-            tokio::spawn(async move {
-                sleep_until(until).await;
-                if let Some(shared) = shared.upgrade() {
-                    shared.end_delay(&key, assignment_number, offset, until);
-                }
-            });
-            Ok(true)
-        })
-    }
-
-    fn follows_delayed(&self) -> bool {
-        let Delivered { key, assignment_number, offset, record, .. } = &self.delivered;
-        let order_key = record.message.key.as_ref().filter(|_| self.is_ordered);
-        self.shared.follows_delayed(key, *assignment_number, order_key, *offset)
-    }
 }
 
 impl Drop for KafkaDelivery {
@@ -139,10 +100,6 @@ impl Drop for KafkaDelivery {
         }
         let record = std::mem::take(&mut self.delivered.record);
         let Delivered { key, assignment_number, offset, .. } = &self.delivered;
-        // After its end nothing would end the pause again.
-        match self.delayed_until.get().filter(|until| Instant::now() < **until) {
-            Some(until) => self.shared.delay(key, *assignment_number, *offset, *until, record),
-            None => self.shared.restore(key, *assignment_number, *offset, record),
-        }
+        self.shared.restore(key, *assignment_number, *offset, record);
     }
 }

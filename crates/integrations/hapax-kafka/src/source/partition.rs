@@ -8,18 +8,12 @@
 //! 4. A record is delivered only after the client has reported every error of the partition before it ([`Partition::confirm`]).
 //!    After an error by which the topic may be another one ([`Partition::unverify`]), nothing is delivered or committed until
 //!    the record before the next one was fetched again, and is the same.
-//! 5. A record that was delayed is not delivered before its pause ends, and of an ordered source no later record of its
-//!    order key before it is acknowledged. Those that were delivered already are returned, and wait too.
-
-mod waiting;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use hapax_messages::{AcquiredPosition, Message};
-use tokio::time::Instant;
 
-use self::waiting::Waiting;
 use super::identity::{RecordIdentity, Recreated, TopicCheck};
 use super::metadata::CommitMetadata;
 use super::window::Window;
@@ -36,9 +30,6 @@ pub(super) struct PartitionLimits {
     pub(super) bytes: usize,
     /// Records from the first unacknowledged one on, acknowledged or not, at which it pauses.
     pub(super) uncommitted: usize,
-    /// Waiting records at which it pauses. They do not count for the first two limits, and have as many bytes as the
-    /// others.
-    pub(super) waiting: usize,
 }
 
 /// A record that was received and not delivered, or delivered and returned.
@@ -90,7 +81,6 @@ pub(super) struct Partition {
     /// Records from the offset to commit on, by offset.
     tracked: VecDeque<Tracked>,
     ready: BTreeMap<i64, Box<Record>>,
-    waiting: Waiting,
     unacknowledged: usize,
     /// Bytes of the unacknowledged records.
     bytes: usize,
@@ -153,7 +143,6 @@ impl Partition {
             watermarks,
             tracked: VecDeque::new(),
             ready: BTreeMap::new(),
-            waiting: Waiting::default(),
             unacknowledged: 0,
             bytes: 0,
             delivered: 0,
@@ -295,18 +284,11 @@ impl Partition {
             return None;
         }
         let end = self.open_end()?.min(self.confirmed.0);
-        loop {
-            let entry = self.ready.first_entry().filter(|entry| *entry.key() < end)?;
-            let (offset, record) = entry.remove_entry();
-            if self.waiting.follows(record.message.key.as_ref(), offset) {
-                self.waiting.keep_behind(offset, record);
-                self.update_paused();
-                continue;
-            }
-            self.delivered += 1;
-            self.delivered_end = self.delivered_end.max(offset.saturating_add(1));
-            return Some((offset, record));
-        }
+        let entry = self.ready.first_entry().filter(|entry| *entry.key() < end)?;
+        let (offset, record) = entry.remove_entry();
+        self.delivered += 1;
+        self.delivered_end = self.delivered_end.max(offset.saturating_add(1));
+        Some((offset, record))
     }
 
     /// Returns a delivered record, which is delivered again.
@@ -316,54 +298,24 @@ impl Partition {
         self.ready.insert(offset, record);
     }
 
-    /// Blocks the order key of a delivered record that is delayed.
-    pub(super) fn block(&mut self, key: &str, offset: i64) {
-        self.waiting.block(key, offset);
-    }
-
-    /// Returns whether an earlier record with this order key was delayed, and is not acknowledged.
-    pub(super) fn follows_delayed(&self, key: Option<&String>, offset: i64) -> bool {
-        self.waiting.follows(key, offset)
-    }
-
-    /// Takes back a delivered record until [`end_delay`](Self::end_delay).
-    pub(super) fn delay(&mut self, offset: i64, until: Instant, mut record: Box<Record>) {
-        self.delivered = self.delivered.saturating_sub(1);
-        record.is_redelivery = true;
-        self.waiting.delay(offset, until, record);
-        self.update_paused();
-    }
-
-    /// Ends the pause of a record, which is delivered again. Does nothing if it was not taken back.
-    pub(super) fn end_delay(&mut self, offset: i64, until: Instant) {
-        if let Some(record) = self.waiting.end_delay(offset, until) {
-            self.ready.insert(offset, record);
-            self.update_paused();
-        }
-    }
-
-    /// Acknowledges a delivered record of this size. Returns whether records waited for it, which may be delivered.
-    pub(super) fn acknowledge(&mut self, offset: i64, bytes: usize) -> bool {
+    /// Acknowledges a delivered record of this size.
+    pub(super) fn acknowledge(&mut self, offset: i64, bytes: usize) {
         let at = self.tracked.partition_point(|it| it.offset < offset);
         let Some(tracked) = self.tracked.get_mut(at).filter(|it| it.offset == offset) else {
-            return false;
+            return;
         };
         if std::mem::replace(&mut tracked.is_acknowledged, true) {
-            return false;
+            return;
         }
         self.delivered = self.delivered.saturating_sub(1);
         self.unacknowledged = self.unacknowledged.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
-        let unblocked = self.waiting.unblock(offset);
-        let has_unblocked = !unblocked.is_empty();
-        self.ready.extend(unblocked);
         while let Some(first) = self.tracked.front().filter(|it| it.is_acknowledged) {
             self.offset_to_commit = first.offset.saturating_add(1);
             self.handled = Some(first.identity);
             self.tracked.pop_front();
         }
         self.update_paused();
-        has_unblocked
     }
 
     /// Returns whether every record that was received is acknowledged.
@@ -473,31 +425,11 @@ impl Partition {
     }
 
     fn update_paused(&mut self) {
-        self.is_paused = self.limit_reached(self.is_paused).is_some();
-    }
-
-    /// Returns the name and the value of the limit by which no further records are read, if records wait for their next
-    /// attempts.
-    pub(super) fn full_limit(&self) -> Option<(&'static str, usize)> {
-        let waits = self.waiting.records() > 0;
-        self.limit_reached(self.is_paused)
-            .filter(|_| waits && self.delivered == 0 && self.ready.is_empty())
-    }
-
-    fn limit_reached(&self, was_paused: bool) -> Option<(&'static str, usize)> {
-        let PartitionLimits { records, bytes, uncommitted, waiting } = self.limits;
-        let bound = |limit: usize| if was_paused { limit - limit / 8 } else { limit };
-        let of_waiting = (self.waiting.records(), self.waiting.bytes());
-        [
-            ("max_unacknowledged", self.unacknowledged.saturating_sub(of_waiting.0), records),
-            ("max_unacknowledged_bytes", self.bytes.saturating_sub(of_waiting.1), bytes),
-            ("max_waiting", of_waiting.0, waiting),
-            ("max_unacknowledged_bytes", of_waiting.1, bytes),
-            ("max_uncommitted", self.tracked.len(), uncommitted),
-        ]
-        .into_iter()
-        .find(|(_, found, limit)| *found >= bound(*limit))
-        .map(|(name, _, limit)| (name, limit))
+        let PartitionLimits { records, bytes, uncommitted } = self.limits;
+        let bound = |limit: usize| if self.is_paused { limit - limit / 8 } else { limit };
+        self.is_paused = self.unacknowledged >= bound(records)
+            || self.bytes >= bound(bytes)
+            || self.tracked.len() >= bound(uncommitted);
     }
 }
 

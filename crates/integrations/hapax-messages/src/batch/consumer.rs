@@ -19,8 +19,8 @@ use super::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
 use super::slots::Slots;
 use super::{BatchError, BatchInbox, BatchItem, EntryState};
 use crate::consumer::{
-    ConsumerStats, Counters, MemoryBudget, Slot, Waits, acquire_all, check_delivery_limit, drain,
-    note_ended, until_ended, watch_limits,
+    ConsumerStats, Counters, MemoryBudget, Slot, acquire_all, check_delivery_limit, drain,
+    note_ended, until_ended,
 };
 use crate::dead_letter::{DeadLetter, DeadLetterReason, MISMATCH, identify};
 use crate::failures::FailureLog;
@@ -72,7 +72,6 @@ struct BatchState {
     transactions: Arc<Semaphore>,
     slots: Slots,
     memory: Arc<MemoryBudget>,
-    waits: Waits,
     database_is_up: watch::Sender<bool>,
     /// Time of the last call of the database.
     database_called_at: Mutex<Instant>,
@@ -137,7 +136,6 @@ impl BatchConsumer {
             transactions: Arc::new(Semaphore::new(transactions)),
             slots: Slots::new(&limits, max_unacknowledged),
             memory: MemoryBudget::new(max_bytes),
-            waits: Waits::new(limits.transactions, limits.max_unacknowledged, &of_source),
             has_positions,
             inbox,
             source,
@@ -180,10 +178,8 @@ impl BatchConsumer {
                 _ => retention.watch(shared.source.limits(), || shared.counters.stored()).await,
             }
         };
-        let full = || shared.waits.full_limit(&shared.counters, &shared.memory);
         tokio::select! {
             never = watching => match never {},
-            never = watch_limits(shared.inbox.consumer(), &*shared.source, full) => match never {},
             never = shared.purge() => match never {},
             () = shutdown => {}
             () = shared.receive(&mut tasks) => {}
@@ -206,12 +202,9 @@ impl BatchMonitor {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        let BatchState { counters, memory, waits, source, first_ids, database_is_up, .. } =
-            &*self.shared;
-        let without_id = first_ids.as_ref().map_or(0, FirstIds::without);
-        let store_is_down = !*database_is_up.borrow();
-        let stats = ConsumerStats { store_is_down, without_id, ..counters.read(memory) };
-        waits.read(stats, counters, memory, &**source)
+        let stats = self.shared.counters.read(&self.shared.memory);
+        let without_id = self.shared.first_ids.as_ref().map_or(0, FirstIds::without);
+        ConsumerStats { store_is_down: !*self.shared.database_is_up.borrow(), without_id, ..stats }
     }
 
     /// Waits until the rules for ids count as wrong, and returns the error of the messages: none of the first ones has
@@ -344,23 +337,14 @@ impl BatchState {
         }
     }
 
-    /// Pauses before the next attempt of a message. Returns false if the consumer drains, if the message was delayed
-    /// to the source, or if the delivery has ended. Before the last two the database has what the next owner needs, which
-    /// handles the message alone because it is a redelivery. In positions mode the messages behind it wait for it.
+    /// Pauses before the next attempt of a message. Returns false if the consumer drains, or if the delivery has
+    /// ended and the database has what the next owner needs.
     async fn pause_before(
         &self,
         item: &BatchItem,
         attempt_state: &AttemptState,
         pause: Duration,
     ) -> bool {
-        let may_delay =
-            !self.has_positions && attempt_state.may_end() && *self.database_is_up.borrow();
-        if may_delay
-            && self.waits.delay(&item.delivery, pause, self.inbox.consumer(), &self.counters).await
-        {
-            return false;
-        }
-        let _waiting = self.waits.begin();
         tokio::select! {
             biased;
             () = until_ended(&*item.delivery), if attempt_state.may_end() => false,
