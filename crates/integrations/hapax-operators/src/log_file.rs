@@ -17,21 +17,28 @@ pub fn open_log(path: &Path) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
     }
-    let mut file = options.open(path).map_err(|error| {
-        if !path.is_symlink() {
-            return error;
-        }
-        let text = "expected a file, found a symbolic link: name the file that it points to";
-        io::Error::new(error.kind(), text)
-    })?;
-    // The content of a pipe cannot be read twice.
+    let mut file = match options.open(path) {
+        Err(_) if path.is_symlink() => return linked(path),
+        opened => opened?,
+    };
+    // The content of a pipe cannot be read twice. A zero may be left by a power failure.
     if file.metadata()?.is_file() {
         let mut first = Vec::new();
         file.by_ref().take(1).read_to_end(&mut first)?;
-        if !matches!(first[..], [] | [b'{' | b'\n']) {
+        if !matches!(first[..], [] | [b'{' | b'\n' | 0]) {
             let text = "expected a file of JSON lines, found other content: move it away, or name another file";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
+    }
+    Ok(file)
+}
+
+/// Opens what a symbolic link points to, unless it is a file: `/dev/stdout` is a link to a pipe or a terminal.
+fn linked(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().append(true).open(path)?;
+    if file.metadata()?.is_file() {
+        let text = "expected a file, found a symbolic link: name the file that it points to, or - for standard output";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     Ok(file)
 }
@@ -56,8 +63,12 @@ mod tests {
             std::os::unix::fs::symlink(&log, &link).unwrap();
             let error = open_log(&link).unwrap_err();
             assert!(error.to_string().contains("found a symbolic link"), "{error}");
-            // A collector of logs may read a pipe.
-            open_log(Path::new("/dev/null")).unwrap().write_all(b"{}\n").unwrap();
+            // A collector of logs may read a pipe, also behind a link, as /dev/stdout is one.
+            std::fs::remove_file(&link).unwrap();
+            std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+            for pipe in [Path::new("/dev/null"), &link] {
+                open_log(pipe).unwrap().write_all(b"{}\n").unwrap();
+            }
         }
     }
 }

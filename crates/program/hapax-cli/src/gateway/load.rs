@@ -78,7 +78,9 @@ impl Loaded {
             StartError::Tls(TlsError::Read { .. }) => true,
             StartError::Listen { source, .. } => source.kind() != ErrorKind::PermissionDenied,
             StartError::AdminToken { source: TokenError::Read(_), .. } => true,
-            StartError::AccessLog { source, .. } => source.kind() != ErrorKind::InvalidData,
+            StartError::AccessLog { source, .. } => {
+                !matches!(source.kind(), ErrorKind::InvalidData | ErrorKind::InvalidInput)
+            }
             StartError::Store(StoreOpenError::Secret { path, .. }) => {
                 self.config.secret_file.as_ref() == Some(path) && !path.exists()
             }

@@ -185,7 +185,8 @@ fn objection(line: &DecisionLine, view: &RecordView, was_begun: bool) -> Option<
         };
     }
     if view.fence != line.decision.fence {
-        if was_begun {
+        // The earlier run may have ended before the release: an undecided record is not released.
+        if was_begun && view.state != StateView::Unknown {
             return Some(Objection::Holds(
                 "an earlier run released the key, and a request with it executed since",
             ));
@@ -341,8 +342,28 @@ pub(super) fn print_template(listed: &RecordList) -> Result<ExitCode, CliError> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a text of a client as a cell that no spreadsheet takes for a formula.
+/// Returns a text of a client as a cell that no spreadsheet takes for a formula, also not after a semicolon, at which
+/// some of them divide cells whatever the quotes are.
 fn cell(text: &str) -> String {
-    let text = output::line(text);
-    if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text }
+    let part = |part: &str| {
+        if part.starts_with(['=', '+', '-', '@']) { format!("'{part}") } else { part.to_owned() }
+    };
+    output::line(text).split(';').map(part).collect::<Vec<_>>().join(";")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_a_cell_is_a_formula() {
+        for (text, expected) in [
+            ("=1+1", "'=1+1"),
+            ("x;=cmd|'/C calc'!A0;y", "x;'=cmd|'/C calc'!A0;y"),
+            ("/pay?x=1", "/pay?x=1"),
+            ("@a;-1;b", "'@a;'-1;b"),
+        ] {
+            assert_eq!(cell(text), expected);
+        }
+    }
 }
