@@ -43,7 +43,7 @@ pub(super) struct QuarantineState {
 /// The quarantine of a claim, before it is known when its client made the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AppliedQuarantine {
-    /// Unknown: the process has not written the register in time.
+    /// Unknown: what the process has read of the register is too old.
     Unread,
     InForce {
         since: Timestamp,
@@ -102,6 +102,14 @@ impl Quarantines<'_> {
     pub fn set_valid_until(&self, until: Option<Duration>) {
         let mut state = self.state();
         (state.valid_until, state.has_failed) = (until, false);
+    }
+
+    /// Moves the time of [`set_valid_until`](Self::set_valid_until) to `until`, unless it is later or was not set.
+    pub fn extend_validity(&self, until: Duration) {
+        let mut state = self.state();
+        if state.valid_until.is_some_and(|valid| valid < until) {
+            (state.valid_until, state.has_failed) = (Some(until), false);
+        }
     }
 
     /// Records that the register was not written. Once the time of [`set_valid_until`](Self::set_valid_until) has

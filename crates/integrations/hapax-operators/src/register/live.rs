@@ -28,6 +28,9 @@ const RETRY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(2)
 /// The most swaps of one change: each one after a conflict with another process.
 const MAX_CONFLICTS: u32 = 100;
 
+/// The conflicts after which the pause before the next swap grows no more.
+const MAX_PAUSES: u32 = 20;
+
 /// The most times that one swap is sent while its replies are lost.
 const MAX_COPIES: u32 = 3;
 
@@ -255,23 +258,27 @@ impl StoreRegister {
         self.within(self.store.load(&register_id())).await
     }
 
-    /// Applies a change, and returns what was written with the time of the write.
+    /// Applies a change, and returns what was written with the time of the write. `change` is called for each content that
+    /// is found, with the time at which it was.
     pub(super) async fn change(
         &self,
-        change: impl Fn(&mut RegisterContent, Timestamp),
+        mut change: impl FnMut(&mut RegisterContent, Timestamp),
     ) -> Result<(RegisterContent, Timestamp), StoreError> {
         let mut seen = self.load().await?;
-        for _ in 0..MAX_CONFLICTS {
+        for conflicts in 1..=MAX_CONFLICTS {
             let (mut changed, now) = (content(&seen)?, seen.now);
             change(&mut changed, now);
             let swap = swap(&seen, &changed)?;
             match self.swap(swap).await? {
                 Swapped::Stored(_) => return Ok((changed, now)),
-                Swapped::Conflict(other) => {
-                    seen = other;
+                Swapped::Conflict(_) => {
                     let mut byte = [0];
                     SystemEntropy.fill(&mut byte).map_err(StoreError::unavailable)?;
-                    sleep(Duration::from_millis(u64::from(byte[0]) / 5)).await;
+                    // Up to 50 ms times the conflicts so far: the more processes, the rarer the attempts of each.
+                    let pause = u64::from(byte[0]) * u64::from(conflicts.min(MAX_PAUSES)) / 5;
+                    sleep(Duration::from_millis(pause)).await;
+                    // After the pause another process may have written again.
+                    seen = self.load().await?;
                 }
             }
         }
@@ -403,8 +410,8 @@ impl RegisteredUser {
         match self.register.is_shared() {
             true => tracing::warn!(
                 %error,
-                "the register of the store was not written: from 10 s after the last success on, keys without a record do \
-                 not execute (in an outage: routes with store_outage = \"open\" execute unprotected)"
+                "the register of the store was not written: from 10 s after the last write that was read on, keys without a \
+                 record do not execute (in an outage: routes with store_outage = \"open\" execute unprotected)"
             ),
             false => tracing::warn!(
                 %error,
@@ -493,20 +500,30 @@ impl RegisteredUser {
     /// Writes the entry, and removes those that have not been written since they were seen as these: by id and time.
     async fn write_without(&self, ended: &BTreeMap<String, u64>) -> Result<(), StoreError> {
         let user = self.state().user.clone();
-        let at = self.engine.quarantines().time();
+        let quarantines = self.engine.quarantines();
+        // Times before the call that found the last content, and before the next call.
+        let (mut at, mut next) = (quarantines.time(), quarantines.time());
         let change = |content: &mut RegisterContent, now| {
+            at = next;
+            let written = content.last_write(now);
             content.users.retain(|it| ended.get(&it.id) != Some(&it.seen));
             // Applied before the write that confirms them.
             let mut confirmed = self.confirm(content, now);
+            // A quarantine that is missing here begins after the last write, and is in force 10 s after it begins. So a
+            // process that others keep from writing goes on.
+            if let Some(written) = written {
+                quarantines.extend_validity((at + LAPSE).saturating_sub(now.since(written)));
+            }
             confirmed.truncate(MAX_CONFIRMED);
             content.enter(&StoreUser { confirmed, ..user.clone() }, now);
+            next = quarantines.time();
         };
         let (content, now) = self.register.change(change).await?;
         if !content.users.iter().any(|it| it.id == user.id) {
             return Err(StoreError::unavailable(RegisterFault::Full));
         }
         // The entry counts as written from a later time on: others take this process for a running one for longer.
-        self.engine.quarantines().set_valid_until(Some(at + LAPSE));
+        quarantines.set_valid_until(Some(at + LAPSE));
         // An entry that differs counts for longer than its process counts as running: see `enter`.
         let others = content.users.into_iter().filter(|it| it.id != user.id && it.is_running(now));
         self.state().others = others.collect();

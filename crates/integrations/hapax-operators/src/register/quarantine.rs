@@ -293,7 +293,7 @@ impl StoreRegister {
 
     /// Begins a quarantine, and returns its id. It is in force everywhere once
     /// [`quarantines`](Self::quarantines) shows no unconfirmed process and `in_force_in_seconds` is 0: each process
-    /// writes its entry about every three seconds, and one that cannot for ten executes no key without a record.
+    /// reads the register about every three seconds, and one that cannot for ten executes no key without a record.
     ///
     /// # Errors
     /// [`QuarantineError`].

@@ -9,5 +9,6 @@
 mod decisions;
 mod faults;
 mod keys;
+mod register;
 mod sagas;
 mod world;

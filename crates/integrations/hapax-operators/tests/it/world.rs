@@ -29,7 +29,13 @@ const TOKEN: &str = "sixteen-letters!";
 
 /// Wall-clock time that follows tokio's.
 #[derive(Debug)]
-struct TestClock(Instant);
+pub(crate) struct TestClock(Instant);
+
+impl TestClock {
+    pub(crate) fn new() -> Self {
+        Self(Instant::now())
+    }
+}
 
 impl Clock for TestClock {
     fn now(&self) -> Timestamp {
@@ -250,8 +256,8 @@ impl Service {
     }
 }
 
-fn memory() -> Arc<MemoryStore> {
-    let clock = Arc::new(TestClock(Instant::now()));
+pub(crate) fn memory() -> Arc<MemoryStore> {
+    let clock = Arc::new(TestClock::new());
     Arc::new(MemoryStore::new(clock, MemoryCapacity::default()))
 }
 

@@ -26,7 +26,7 @@ pub(super) async fn enter(
     user.routes = routes(config, resolved);
     let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
     // Without the store no claim succeeds either. Replays do, and requests without a key.
-    let entered = register.enter_when_available(user, engine).await?;
+    let entered = Box::pin(register.enter_when_available(user, engine)).await?;
     if entered.is_first() && !engine.namespace().is_default() {
         tracing::warn!(
             namespace = engine.namespace().as_str(),
