@@ -120,7 +120,7 @@ impl Backing for FileBacking {
 
     fn release_reserve(&self) -> io::Result<bool> {
         let path = with_suffix(&self.path, ".reserve");
-        match File::open(&path).and_then(|file| is_reserve(&file)) {
+        match open_own(OpenOptions::new().read(true), &path).and_then(|file| is_reserve(&file)) {
             Ok(true) => {}
             Ok(false) => return Err(foreign("a file of zeros, or none")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -154,14 +154,16 @@ pub(crate) fn foreign(expected: &str) -> io::Error {
 }
 
 /// Opens a file next to the database that only the store writes. A symbolic link is rejected: a user that can write
-/// the folder could have the store write into any file of its user.
+/// the folder could have the store write into any file of its user. A named pipe is rejected without waiting for its
+/// other end.
 pub(crate) fn open_own(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let mut options = options.clone();
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(
-        &mut options,
-        rustix::fs::OFlags::NOFOLLOW.bits().cast_signed(),
-    );
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+    }
     let file = options.open(path).map_err(|error| {
         if !path.is_symlink() {
             return error;
@@ -278,5 +280,23 @@ impl StorageBackend for Disk {
 
     fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Lock {
         self.0.query_lock_range(start, end)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_pipe_in_place_of_the_reserve_is_rejected_without_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hapax.db");
+        let pipe = with_suffix(&path, ".reserve");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let backing = FileBacking::new(&path);
+        for error in [backing.reserve().unwrap_err(), backing.release_reserve().unwrap_err()] {
+            assert!(error.to_string().contains("expected a regular file"), "{error}");
+        }
+        assert!(pipe.exists());
     }
 }
