@@ -44,8 +44,10 @@ fn check(
 ) {
     let replayed = if first.is_some() { "true" } else { "false" };
     let name = &shape.name;
+    // The body of a problem says why.
+    let start = String::from_utf8_lossy(&answer.body[..answer.body.len().min(1000)]);
+    assert_eq!(answer.status, shape.status, "{name}: {:?} {start}", answer.headers);
     assert_eq!(answer.header("idempotency-replayed"), replayed, "{name}");
-    assert_eq!(answer.status, shape.status, "{name}");
     assert!(answer.body == shape.body, "{name}: {} bytes", answer.body.len());
     assert_eq!(answer.trailers, shape.trailers, "{name}");
     let mut but = vec![
