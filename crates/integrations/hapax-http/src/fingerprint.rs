@@ -10,8 +10,10 @@
 //!    ([`METHOD_OVERRIDES`]) always count if they are present.
 //! 4. The body counts in its [`BodyForm`]. In canonical form, JSON (`application/json`, `+json`) is
 //!    compared by [`hapax_core::canonicalize`], and `multipart/form-data` without its boundary,
-//!    which clients generate for every attempt. A body without a canonical form, any other body,
-//!    and one with two content types, is compared by its bytes.
+//!    which clients generate for every attempt. `application/x-www-form-urlencoded` is compared by its
+//!    decoded pairs in their order, in schemes of its own (`http/3`, and `http/4` within routers), because
+//!    earlier releases compared its bytes. A body without a canonical form, any other body, and one
+//!    with two content types, is compared by its bytes.
 //!
 //! A canonical body and a raw body of the same bytes never have the same fingerprint.
 //!
@@ -22,6 +24,7 @@
 //! retry or the record ends.
 
 mod multipart;
+mod urlencoded;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -45,7 +48,7 @@ pub const METHOD_OVERRIDES: [HeaderName; 3] = [
 /// Forms in which a body counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BodyForm {
-    /// JSON and form data by their content, anything else by its bytes.
+    /// JSON by its values, form data by its pairs or parts in order, anything else by its bytes.
     #[default]
     Canonical,
     /// Any body by its bytes.
@@ -84,15 +87,19 @@ pub struct HttpFingerprintScheme {
     body: BodyForm,
     json: JsonParts,
     headers: Vec<HeaderName>,
-    name: FingerprintScheme,
-    /// Name of the scheme in which the same parts count, with the target that reached the outermost
-    /// router.
-    original: FingerprintScheme,
+    /// True if pairs of form data are decoded.
+    is_decoded: bool,
+    /// Names of the schemes in which the same parts count, one for each of [`VERSIONS`].
+    names: [FingerprintScheme; 4],
 }
 
-/// The first part of the names of schemes.
-const RECEIVED: &str = "http/1";
-const ORIGINAL: &str = "http/2";
+/// The first parts of the names of schemes. The second and the fourth have the target that reached the outermost router.
+/// In the last two, which have canonical bodies, pairs of form data are decoded.
+const VERSIONS: [&str; 4] = ["http/1", "http/2", "http/3", "http/4"];
+
+const fn version(is_original: bool, is_decoded: bool) -> usize {
+    is_original as usize + 2 * is_decoded as usize
+}
 
 impl HttpFingerprintScheme {
     /// Returns a scheme in which these headers count, and the body in this form.
@@ -106,8 +113,8 @@ impl HttpFingerprintScheme {
         let mut headers: Vec<_> = headers.into_iter().collect();
         headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
         headers.dedup();
-        let [name, original] = names(body, &JsonParts::All, &headers)?;
-        Ok(Self { body, json: JsonParts::All, headers, name, original })
+        let names = names(body, &JsonParts::All, &headers)?;
+        Ok(Self { body, json: JsonParts::All, headers, is_decoded: false, names })
     }
 
     /// Returns the scheme in which only these parts of a JSON body count. It has no effect if
@@ -117,17 +124,17 @@ impl HttpFingerprintScheme {
     /// [`SchemeTooLong`] if the pointers do not fit.
     pub fn json(self, json: JsonParts) -> Result<Self, SchemeTooLong> {
         let json = if self.body == BodyForm::Canonical { json } else { JsonParts::All };
-        let [name, original] = names(self.body, &json, &self.headers)?;
-        Ok(Self { json, name, original, ..self })
+        let names = names(self.body, &json, &self.headers)?;
+        Ok(Self { json, names, ..self })
     }
 
     /// Returns the scheme of this name; `None` if this version does not support it. For a name of
-    /// `http/2` it is the scheme of `http/1` with the same parts: only the targets differ that they are
-    /// given.
+    /// `http/2` or `http/4` it is the scheme of `http/1` or `http/3` with the same parts: only the targets
+    /// differ that they are given.
     #[must_use]
     pub fn named(name: &FingerprintScheme) -> Option<Self> {
         let (version, rest) = name.as_str().split_once(";body=")?;
-        let mut fields = [RECEIVED, ORIGINAL].contains(&version).then(|| rest.split(';'))?;
+        let mut fields = VERSIONS.contains(&version).then(|| rest.split(';'))?;
         let body = fields.next()?;
         let forms = [BodyForm::Canonical, BodyForm::Raw, BodyForm::Ignored];
         let body = forms.into_iter().find(|form| form.word() == body)?;
@@ -145,22 +152,27 @@ impl HttpFingerprintScheme {
         }
         let scheme = Self::new(body, headers).ok()?.json(json).ok()?;
         // A name has one form: another spelling is not of this version.
-        scheme.has_name(name).then_some(scheme)
+        Some(Self { is_decoded: scheme.decodes(name)?, ..scheme })
     }
 
-    fn has_name(&self, name: &FingerprintScheme) -> bool {
-        [&self.name, &self.original].contains(&name)
+    /// Returns whether pairs of form data are decoded under a name of these parts; `None` for another name.
+    fn decodes(&self, name: &FingerprintScheme) -> Option<bool> {
+        let version = self.names.iter().position(|it| it == name)?;
+        (version < 2 || self.body == BodyForm::Canonical).then_some(version >= 2)
     }
 
-    /// Returns the name for requests within a router.
-    pub(crate) const fn original_name(&self) -> &FingerprintScheme {
-        &self.original
+    /// Returns the name that the record of a request has. `is_original` states that the target is the one that reached
+    /// the outermost router.
+    pub(crate) fn name_of(&self, headers: &HeaderMap, is_original: bool) -> &FingerprintScheme {
+        let is_form = || urlencoded::is_form(multipart::content_type(headers));
+        let is_decoded = self.body == BodyForm::Canonical && is_form();
+        &self.names[version(is_original, is_decoded)]
     }
 
-    /// Returns the name.
+    /// Returns the name: in records of form data that is `http/3` in place of `http/1`.
     #[must_use]
     pub const fn name(&self) -> &FingerprintScheme {
-        &self.name
+        &self.names[version(false, self.is_decoded)]
     }
 
     /// Returns the form in which the body counts.
@@ -190,7 +202,18 @@ impl HttpFingerprintScheme {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Fingerprint {
-        let (domain, body) = self.body_fields(headers, body);
+        self.hash(self.is_decoded, method, uri, headers, body)
+    }
+
+    fn hash(
+        &self,
+        is_decoded: bool,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Fingerprint {
+        let (domain, body) = self.body_fields(is_decoded, headers, body);
         let mut fields = Fingerprint::builder(domain);
         fields.field(method.as_str().as_bytes()).field(uri.path().as_bytes());
         list(&mut fields, &pairs(uri.query()));
@@ -208,7 +231,7 @@ impl HttpFingerprintScheme {
     }
 
     /// Returns the hash domain, and the body as fields.
-    fn body_fields<'a>(&self, headers: &HeaderMap, body: &'a [u8]) -> Fields<'a> {
+    fn body_fields<'a>(&self, is_decoded: bool, headers: &HeaderMap, body: &'a [u8]) -> Fields<'a> {
         let raw = || ("http/1 raw", vec![Cow::Borrowed(body)]);
         match self.body {
             BodyForm::Ignored => ("http/1 no body", Vec::new()),
@@ -218,10 +241,11 @@ impl HttpFingerprintScheme {
                 if is_json(kind) {
                     return self.json_fields(body).unwrap_or_else(|_| raw());
                 }
-                match multipart::parts(kind, body) {
-                    Some(parts) => ("http/1 form data", parts),
-                    None => raw(),
+                if let Some(parts) = multipart::parts(kind, body) {
+                    return ("http/1 form data", parts);
                 }
+                let pairs = is_decoded.then(|| urlencoded::pairs(kind, body)).flatten();
+                pairs.map_or_else(raw, |pairs| ("http/3 pairs", pairs))
             }
         }
     }
@@ -249,8 +273,8 @@ impl Default for HttpFingerprintScheme {
     fn default() -> Self {
         let (body, json) = (BodyForm::Canonical, JsonParts::All);
         #[allow(clippy::unreachable, reason = "the names are shorter than any limit")]
-        let Ok([name, original]) = names(body, &json, &[]) else { unreachable!() };
-        Self { body, json, headers: Vec::new(), name, original }
+        let Ok(names) = names(body, &json, &[]) else { unreachable!() };
+        Self { body, json, headers: Vec::new(), is_decoded: false, names }
     }
 }
 
@@ -268,12 +292,12 @@ impl BodyForm {
 const ESCAPED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'_').remove(b'-').remove(b'.').remove(b'~');
 
-/// Returns the names of a scheme for targets as received and for original ones. They have the same length.
+/// Returns the names of the schemes of all [`VERSIONS`], which have the same length.
 fn names(
     body: BodyForm,
     json: &JsonParts,
     headers: &[HeaderName],
-) -> Result<[FingerprintScheme; 2], SchemeTooLong> {
+) -> Result<[FingerprintScheme; 4], SchemeTooLong> {
     let mut name = format!(";body={}", body.word());
     let (word, pointers) = match json {
         JsonParts::All => ("", None),
@@ -290,13 +314,15 @@ fn names(
         let names: Vec<_> = headers.iter().map(HeaderName::as_str).collect();
         name += &format!(";headers={}", names.join(","));
     }
-    let of = |version| FingerprintScheme::new(format!("{version}{name}"));
-    Ok([of(RECEIVED)?, of(ORIGINAL)?])
+    let of = |version: &str| FingerprintScheme::new(format!("{version}{name}"));
+    let [one, two, three, four] = VERSIONS.map(of);
+    Ok([one?, two?, three?, four?])
 }
 
 /// Returns whether a scheme compares the target that reached the outermost router.
 pub(crate) fn is_of_original(scheme: &FingerprintScheme) -> bool {
-    scheme.as_str().starts_with(ORIGINAL)
+    let version = scheme.as_str().split(';').next().unwrap_or_default();
+    [VERSIONS[1], VERSIONS[3]].contains(&version)
 }
 
 /// Returns the pointers of a list. An empty list has no `=`: an empty text after `=` is the pointer
@@ -338,13 +364,13 @@ impl fmt::Debug for HttpRequest<'_> {
 
 impl hapax_core::OperationRequest for HttpRequest<'_> {
     fn scheme(&self) -> FingerprintScheme {
-        self.scheme.name().clone()
+        self.scheme.name_of(self.headers, false).clone()
     }
 
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         let Self { method, uri, headers, body, .. } = self;
-        if self.scheme.has_name(scheme) {
-            return Some(self.scheme.fingerprint(method, uri, headers, body));
+        if let Some(is_decoded) = self.scheme.decodes(scheme) {
+            return Some(self.scheme.hash(is_decoded, method, uri, headers, body));
         }
         Some(HttpFingerprintScheme::named(scheme)?.fingerprint(method, uri, headers, body))
     }

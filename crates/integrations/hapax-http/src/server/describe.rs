@@ -112,13 +112,10 @@ impl OperationRequest for DescribedHttpRequest<'_> {
         Some(self.route)
     }
 
-    /// Within a router it is never `http/1`, also where no router has changed the target: a nested request finds
+    /// Within a router it is never `http/1` or `http/3`, also where no router has changed the target: a nested request finds
     /// a record of that scheme by its stripped path, and it must not be that of another route of this build.
     fn scheme(&self) -> FingerprintScheme {
-        match self.original {
-            Some(_) => self.request.scheme.original_name().clone(),
-            None => self.request.scheme(),
-        }
+        self.request.scheme.name_of(self.request.headers, self.original.is_some()).clone()
     }
 
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {

@@ -35,6 +35,8 @@ pub enum RequestEvent {
     Rejected(Code),
     /// The store is unavailable and the route is *open*: a handler executes unprotected.
     Unprotected,
+    /// The method of a request with a key is not protected, and not safe: a handler executes unprotected.
+    KeyIgnored,
     /// A response was too large, or streamed, and only its status is stored.
     NotRetained,
     /// A handler's override header had an invalid value and was ignored.

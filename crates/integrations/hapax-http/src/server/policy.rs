@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -165,6 +165,8 @@ impl fmt::Debug for RouteOptions {
 pub struct RoutePolicy {
     pub(super) scope: ScopeSource,
     pub(super) options: RouteOptions,
+    /// The warning of a key whose request is not protected.
+    pub(super) key_ignored: Arc<Once>,
 }
 
 impl RoutePolicy {
@@ -203,7 +205,7 @@ impl RoutePolicy {
             return Err(RouteError::KeyHeader);
         }
         options.statuses.check()?;
-        Ok(Self { scope, options })
+        Ok(Self { scope, options, key_ignored: Arc::new(Once::new()) })
     }
 
     /// Returns the route's options.

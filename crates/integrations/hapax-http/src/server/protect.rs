@@ -211,7 +211,10 @@ where
             Err(Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER))
         }
         Collected::TooLarge { .. } => {
-            let detail = format!("A request with a key has at most {limit} bytes of body.");
+            let detail = format!(
+                "A request with a key has at most {limit} bytes of body here: send a smaller one, or raise the \
+                 setting `max_request_body` of the route."
+            );
             Err(Problem::new(Code::BodyTooLarge, detail))
         }
         Collected::Broken(error) if is_timed_out(&*error) => {
@@ -410,8 +413,8 @@ fn replayed(
     ) {
         Ok(StoredResponse::Whole(whole)) => whole,
         Ok(StoredResponse::NotRetained { status }) => {
-            let detail =
-                "The request took effect. Its response was too large to store, or was streamed.";
+            let detail = "The request took effect. Its response was streamed, or larger than the setting \
+                          `max_response_body` of the route.";
             return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
         }
         Err(error) => {

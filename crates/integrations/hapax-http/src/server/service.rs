@@ -13,7 +13,8 @@ use tower_service::Service;
 use super::drain::DrainPermit;
 use super::future::{PanicResponse, ResponseFuture};
 use super::layer::IdempotencyLayer;
-use super::policy::{KeyRule, RETRY_AFTER, RoutePolicy};
+use super::observe::RequestEvent;
+use super::policy::{KeyRule, RETRY_AFTER, RouteOptions, RoutePolicy};
 use super::protect::protect;
 use crate::body::{Body, BoxError, WithoutTrailers};
 use crate::error_format::ErrorFormat;
@@ -111,6 +112,23 @@ pub(super) struct AdmittedRequest {
     pub(super) permit: DrainPermit,
 }
 
+/// Counts a request with a key that is not protected because of its method, and warns of the first one of the route.
+fn note_ignored_key(layer: &IdempotencyLayer, policy: &RoutePolicy, parts: &Parts) {
+    let RouteOptions { key_header, name, .. } = &policy.options;
+    if parts.method.is_safe() || !parts.headers.contains_key(key_header) {
+        return;
+    }
+    layer.observe(policy, RequestEvent::KeyIgnored);
+    policy.key_ignored.call_once(|| {
+        tracing::warn!(
+            method = %parts.method,
+            route = %name,
+            "a request with a key executes each time that it is sent, since its method is not protected: add it to \
+             `methods`, or ignore this if a repetition does no harm (later ones are only counted)"
+        );
+    });
+}
+
 fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let Some(policy) = layer.routes.policy(parts) else {
         return Admission::Other;
@@ -121,6 +139,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
         return Admission::Reject(layer.reject(&policy, error_format, &draining()));
     };
     if !options.methods.contains(&parts.method) {
+        note_ignored_key(layer, &policy, parts);
         return Admission::Pass;
     }
     let identity = std::iter::once(&options.key_header).chain(policy.scope.names());

@@ -230,6 +230,84 @@ fn wire_07_a_form_has_at_most_4096_parts() {
     assert_ne!(of("X", 4097), of("Y", 4097));
 }
 
+const FORM: &str = "application/x-www-form-urlencoded";
+
+fn decoded() -> HttpFingerprintScheme {
+    HttpFingerprintScheme::named(&FingerprintScheme::new("http/3;body=canonical").unwrap()).unwrap()
+}
+
+#[test]
+fn wire_37_form_data_is_compared_by_its_decoded_pairs_in_order() {
+    let pairs = |kind: &str, body: &[u8]| {
+        of(&decoded(), Method::POST, "/pay", &[("content-type", kind)], body)
+    };
+    let form = |body: &str| pairs(FORM, body.as_bytes());
+    for (one, other) in [
+        ("a+b=c+d", "a%20b=%63%20d"),
+        ("a=%2f&b", "%61=%2F&%62"),
+        ("a=1%2B1", "a=1%2b1"),
+        ("a==", "a=%3D"),
+        ("", ""),
+    ] {
+        assert_eq!(form(one), form(other), "{one} {other}");
+    }
+    for (one, other) in [
+        ("a", "a="),
+        ("a=1&b=2", "b=2&a=1"),
+        ("a=1&", "a=1"),
+        ("a=1&&b=2", "a=1&b=2"),
+        ("a=1%2B1", "a=1+1"),
+        ("a%3D=1", "a==1"),
+        ("a=1%26b=2", "a=1&b=2"),
+        ("a=1;b=2", "a=1&b=2"),
+        ("=a", "a"),
+        // Only what both sides decode alike is decoded.
+        ("a+b=%", "a%20b=%"),
+        ("a+b=%4", "a%20b=%4"),
+        ("a+b=%+4", "a%20b=%+4"),
+        ("a+b&_charset_=utf-8", "a%20b&_charset_=utf-8"),
+        ("a+b&%5fcharset_", "a%20b&%5fcharset_"),
+    ] {
+        assert_ne!(form(one), form(other), "{one} {other}");
+    }
+    let same = |kind: &str| pairs(kind, b"a+b") == pairs(kind, b"a%20b");
+    for kind in
+        ["Application/X-WWW-Form-Urlencoded ;Charset=\"UTF-8\"", "; charset=utf-8; x=y", ";"]
+    {
+        let kind = if kind.starts_with(';') { format!("{FORM}{kind}") } else { kind.to_owned() };
+        assert!(same(&kind), "{kind}");
+        assert_eq!(pairs(&kind, b"a=b"), form("a=b"), "{kind}");
+    }
+    for more in ["; charset=latin1", "; charset=utf-8; charset=utf-8", "; charset=", "2"] {
+        assert!(!same(&format!("{FORM}{more}")), "{more}");
+    }
+    assert_ne!(form("a=b"), pairs("text/plain", b"a=b"));
+    assert_eq!(form("%"), pairs("text/plain", b"%"));
+    let many = |pairs: usize, space: &str| form(&format!("{space}{}", "&".repeat(pairs - 1)));
+    assert_eq!(many(4096, "+"), many(4096, "%20"));
+    assert_ne!(many(4097, "+"), many(4097, "%20"));
+}
+
+#[test]
+fn wire_37_records_of_earlier_releases_are_compared_by_the_bytes_of_form_data() {
+    let scheme = HttpFingerprintScheme::default();
+    let headers =
+        HeaderMap::from_iter([(http::header::CONTENT_TYPE, HeaderValue::from_static(FORM))]);
+    let (method, uri) = (Method::POST, Uri::from_static("/pay"));
+    let request =
+        |body| HttpRequest { scheme: &scheme, method: &method, uri: &uri, headers: &headers, body };
+    let [one, other] = [&b"a+b"[..], b"a%20b"].map(request);
+    assert_eq!(one.scheme().as_str(), "http/3;body=canonical");
+    assert_eq!(one.fingerprint(&one.scheme()), other.fingerprint(&one.scheme()));
+    let before = scheme.name();
+    assert_eq!(one.fingerprint(before), Some(scheme.fingerprint(&method, &uri, &headers, b"a+b")));
+    assert_ne!(one.fingerprint(before), other.fingerprint(before));
+    // Other requests, and forms whose bytes count, keep the scheme that they had.
+    let raw = self::scheme(BodyForm::Raw, &[]);
+    assert_eq!(HttpRequest { scheme: &raw, ..one.clone() }.scheme(), *raw.name());
+    assert_eq!(HttpRequest { headers: &HeaderMap::new(), ..one }.scheme(), *before);
+}
+
 #[test]
 fn wire_07_a_retry_is_compared_by_the_scheme_of_the_record() {
     let (old, new) = (scheme(BodyForm::Raw, &["x-a"]), HttpFingerprintScheme::default());
@@ -303,6 +381,8 @@ fn wire_07_scheme_names_have_one_form_and_unknown_ones_are_rejected() {
         "",
         "http/1",
         "http/3;body=raw",
+        "http/4;body=none",
+        "http/5;body=canonical",
         "http/2;body=xml",
         "http/1;body=xml",
         "http/1;body=raw;headers=",
@@ -377,6 +457,35 @@ proptest! {
         };
         let (one, other) = (of(edges.0, &one), of(edges.1, &other));
         prop_assert_eq!(one.0 == other.0, one.1 == other.1);
+    }
+
+    /// Forms are the same exactly if their pairs are, encoded in another way.
+    #[test]
+    fn wire_37_forms_are_compared_by_their_pairs(
+        one in prop::collection::vec(("[ab+%&= ]{0,2}", prop::option::of("[ab+%&= ]{0,2}")), 1..3),
+        other in prop::collection::vec(("[ab+%&= ]{0,2}", prop::option::of("[ab+%&= ]{0,2}")), 1..3),
+        is_same in any::<bool>(),
+    ) {
+        let other = if is_same { one.clone() } else { other };
+        let encoded = |text: &str, all: bool| -> String {
+            let byte = |it: u8| match it {
+                b' ' if !all => "+".to_owned(),
+                b'a' | b'b' if !all => char::from(it).to_string(),
+                _ => format!("%{it:02x}"),
+            };
+            text.bytes().map(byte).collect()
+        };
+        let body = |pairs: &[(String, Option<String>)], all: bool| {
+            let pair = |(name, value): &(String, Option<String>)| {
+                let value = value.iter().map(|it| format!("={}", encoded(it, all)));
+                encoded(name, all) + &value.collect::<String>()
+            };
+            pairs.iter().map(pair).collect::<Vec<_>>().join("&")
+        };
+        let of = |body: &str| {
+            of(&decoded(), Method::POST, "/", &[("content-type", FORM)], body.as_bytes())
+        };
+        prop_assert_eq!(of(&body(&one, false)) == of(&body(&other, true)), one == other);
     }
 
     /// Whatever the bytes and their type: nothing panics, and the body decides.

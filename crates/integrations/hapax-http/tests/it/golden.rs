@@ -13,6 +13,7 @@ type Fields = &'static [(&'static str, &'static str)];
 
 const JSON: Fields = &[("content-type", "application/json")];
 const FORM: Fields = &[("content-type", "multipart/form-data; boundary=X")];
+const PAIRS: Fields = &[("content-type", "application/x-www-form-urlencoded")];
 const TEXT: Fields = &[("content-type", "text/plain")];
 const OVERRIDE: Fields = &[("content-type", "text/plain"), ("x-http-method-override", "DELETE")];
 const TENANT: Fields = &[("x-tenant", "1"), ("x-tenant", "2")];
@@ -107,6 +108,25 @@ const GOLDEN: &[(&str, Fields, &str, &str)] = &[
         TENANT,
         BODY,
         "998b47e7bf84bace60528a00e1b0646daecad79206a6634459097aba63f5a26b",
+    ),
+    (
+        "http/1;body=canonical",
+        PAIRS,
+        "a+b=%31&c",
+        "45b77af0ea20efbf8d4db2913318bbcb3e4dc8f899c552c878051a3d5a3a8c4d",
+    ),
+    // Of the decoded pairs of form data.
+    (
+        "http/3;body=canonical",
+        PAIRS,
+        "a+b=%31&c",
+        "6726497e56bb2e7ae0ba0b13baa1c4615c91b465217da51374326511a7c1e60a",
+    ),
+    (
+        "http/4;body=canonical",
+        PAIRS,
+        "a+b=%31&c",
+        "6726497e56bb2e7ae0ba0b13baa1c4615c91b465217da51374326511a7c1e60a",
     ),
     (
         "http/1;body=none",

@@ -67,7 +67,7 @@ fn arg(info: &'static SettingInfo) -> Arg {
         }
         ValueKind::Flag => {
             let parser = BoolishValueParser::new().map(|flag| flag.to_string());
-            let arg = arg.num_args(0..=1).require_equals(true).default_missing_value("true");
+            let arg = arg.num_args(0..=1).default_missing_value("true");
             arg.value_name(info.placeholder).value_parser(parser)
         }
         ValueKind::List | ValueKind::NumberList => {

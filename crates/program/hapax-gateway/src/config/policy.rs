@@ -38,8 +38,8 @@ pub struct PolicyConfig {
     /// Handling of a request in which a scope header is missing or empty. Default:
     /// [`MissingScope::Reject`].
     pub scope_missing: Option<MissingScope>,
-    /// Parts of a request that are compared with a retry. Default: all but its headers; JSON and
-    /// form data are compared by their content.
+    /// Parts of a request that are compared with a retry. Default: all but its headers; JSON
+    /// is compared by its values, form data by its pairs or parts in order.
     pub fingerprint: HttpFingerprintScheme,
     /// Time for which a crashed process blocks its keys. Default 30 s.
     pub lease: Duration,

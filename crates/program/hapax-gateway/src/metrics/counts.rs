@@ -36,6 +36,7 @@ pub(crate) struct RouteCounts {
     replayed: AtomicU64,
     rejected: [AtomicU64; Code::ALL.len()],
     unprotected: AtomicU64,
+    key_ignored: AtomicU64,
     not_retained: AtomicU64,
     invalid_override: AtomicU64,
     asked: AtomicU64,
@@ -234,13 +235,18 @@ type Series = Vec<(String, u64)>;
 
 type Of = fn(&RouteCounts) -> &AtomicU64;
 
-const ONE_EACH: [(&str, &str, Of); 6] = [
+const ONE_EACH: [(&str, &str, Of); 7] = [
     ("hapax_reexecutions_total", "Executions after the first one of a record.", |it| &it.retried),
     ("hapax_replays_total", "Outcomes that were replayed.", |it| &it.replayed),
     (
         "hapax_unprotected_total",
         "Requests that were executed without a record while the store was unavailable.",
         |it| &it.unprotected,
+    ),
+    (
+        "hapax_ignored_keys_total",
+        "Requests with a key that were executed without a record, since their method is not protected.",
+        |it| &it.key_ignored,
     ),
     ("hapax_not_retained_total", "Responses too large to keep, or streamed.", |it| {
         &it.not_retained
@@ -309,6 +315,7 @@ impl Observer for RouteObserver {
             }
             RequestEvent::Rejected(code) => counts.rejected(code),
             RequestEvent::Unprotected => add(&counts.unprotected),
+            RequestEvent::KeyIgnored => add(&counts.key_ignored),
             RequestEvent::NotRetained => add(&counts.not_retained),
             RequestEvent::InvalidOverride => add(&counts.invalid_override),
             RequestEvent::ReconcileStarted => add(&counts.asked),

@@ -1,4 +1,4 @@
-//! Scenarios of statements 6–8: scope and fingerprint.
+//! Scenarios of statements 6–8, 35 and 37: scope and fingerprint.
 
 use hapax_core::{JsonPointers, OnUnknown};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
@@ -208,6 +208,23 @@ pub async fn w07_other_bodies_count_by_their_bytes(arena: ScenarioContext) {
     for kind in ["application/x-www-form-urlencoded", "text/plain", "application/octet-stream"] {
         compare(&arena, ScenarioPolicy::default(), &pairs, kind).await;
     }
+}
+
+pub async fn w37_form_data_is_compared_by_its_decoded_pairs_in_order(arena: ScenarioContext) {
+    let pairs = [
+        ("to=a+b&cents=%31", "to=a%20b&cents=1", true),
+        ("cents=1%2B1", "cents=1+1", false),
+        ("note=", "note", false),
+        ("a=1&b=2", "b=2&a=1", false),
+        ("a+b=%", "a%20b=%", false),
+    ];
+    compare(&arena, ScenarioPolicy::default(), &pairs, "application/x-www-form-urlencoded").await;
+}
+
+pub async fn w37_form_data_of_another_charset_is_compared_by_its_bytes(arena: ScenarioContext) {
+    let pairs = [("to=a+b", "to=a+b", true), ("to=a+b", "to=a%20b", false)];
+    let kind = "application/x-www-form-urlencoded; charset=iso-8859-1";
+    compare(&arena, ScenarioPolicy::default(), &pairs, kind).await;
 }
 
 pub async fn w07_canonical_and_raw_are_separate_domains(arena: ScenarioContext) {

@@ -5,11 +5,11 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hapax_http::Body;
-use hapax_http::server::RouteOptions;
+use hapax_http::server::{RequestEvent, RouteOptions};
 use http::{HeaderValue, Method, Request};
 use http_body::{Frame, SizeHint};
 
-use super::world::{App, Runs, World, begin, pay, respond, send};
+use super::world::{App, Log, Runs, World, begin, pay, respond, send};
 
 fn counting(world: &World, options: RouteOptions) -> (impl App, Runs) {
     let runs = Runs::default();
@@ -108,4 +108,31 @@ async fn wire_05_the_route_sets_the_protected_methods() {
         begin(&app, request).await.unwrap();
         assert_eq!(runs.count(), total);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_of_a_method_that_is_not_protected_is_counted_and_logged_once() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let world = World::new();
+    let (app, _) = counting(&world, RouteOptions::default());
+    let with_method = |method: &str| {
+        let mut request = pay("k", "{}");
+        *request.method_mut() = method.parse().unwrap();
+        request
+    };
+    for method in ["PUT", "DELETE", "PUT"] {
+        begin(&app, with_method(method)).await.unwrap();
+        assert_eq!(world.events(), [RequestEvent::KeyIgnored], "{method}");
+    }
+    let mut keyless = with_method("PUT");
+    keyless.headers_mut().remove("idempotency-key");
+    for request in [with_method("GET"), keyless] {
+        begin(&app, request).await.unwrap();
+        assert_eq!(world.events(), []);
+    }
+    let log = log.text();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("is not protected")).collect();
+    assert!(matches!(lines[..], [line] if line.contains("method=PUT")), "{log}");
 }

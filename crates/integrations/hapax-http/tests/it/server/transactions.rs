@@ -1,14 +1,12 @@
 //! Handlers that write in a transaction, of a database in memory.
 
-use std::io;
 use std::sync::{Arc, Mutex};
 
 use hapax_core::store::{BoxFuture, Stamped, Store, Swap, Swapped};
 use hapax_core::transaction::{TransactionBackend, Transactions, TxError, TxHandle};
 use hapax_http::server::{ExecutionHandle, KeyRule, RouteOptions};
-use tracing_subscriber::fmt::MakeWriter;
 
-use super::world::{Answer, Moody, Runs, World, pay, respond, send};
+use super::world::{Answer, Log, Moody, Runs, World, pay, respond, send};
 
 /// A database that has the records too. It keeps the writes of transactions that committed.
 #[derive(Debug)]
@@ -67,28 +65,6 @@ impl Transactions for Database {
     }
 }
 
-/// The log of a test.
-#[derive(Clone, Debug, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
 /// Returns the responses to a request and its duplicate, the lines that committed and the log, for a handler that
 /// writes in its transaction and answers with this status and `Location`.
 async fn twice(
@@ -122,7 +98,7 @@ async fn twice(
     });
     let answers = [send(&app, pay("k", "{}")).await, send(&app, pay("k", "{}")).await];
     let lines = database.lines.lock().unwrap().len();
-    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let text = log.text();
     (answers, lines, text)
 }
 

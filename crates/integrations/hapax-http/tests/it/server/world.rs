@@ -26,6 +26,7 @@ use http_body_util::BodyExt;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt};
+use tracing_subscriber::fmt::MakeWriter;
 
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
@@ -357,5 +358,33 @@ impl Store for Moody {
 
     fn capabilities(&self) -> Capabilities<'_> {
         self.inner.capabilities()
+    }
+}
+
+/// The log of a test.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+impl Log {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }

@@ -318,6 +318,22 @@ fn none_is_an_empty_list_of_headers() {
 }
 
 #[test]
+fn a_boolean_flag_takes_its_value_with_or_without_an_equals_sign() {
+    let shown = |flags: &[&str]| {
+        let flags = [&["--upstream=http://127.0.0.1:3000"], flags].concat();
+        args(&flags).and_then(|args| Ok(args.load().unwrap().shown().unwrap()))
+    };
+    let expected = shown(&["--expires=true", "--replay-set-cookie=false"]).unwrap();
+    for flags in [
+        &["--expires", "true", "--replay-set-cookie", "false"][..],
+        &["--replay-set-cookie", "no", "--expires"],
+    ] {
+        assert_eq!(shown(flags).unwrap(), expected, "{flags:?}");
+    }
+    assert!(shown(&["--expires", "maybe"]).is_err());
+}
+
+#[test]
 fn lists_may_have_spaces_as_flags_too() {
     let flags = [
         "--upstream=http://127.0.0.1:3000",

@@ -277,8 +277,8 @@ settings! {
             }
         }
     );
-    /// Comparison of the body of a retry. canonical: JSON and form data by their content, other
-    /// bodies by their bytes; raw: all bodies by their bytes; none: not compared
+    /// Comparison of the body of a retry. canonical: JSON by its values, form data by its pairs or
+    /// parts in order, other bodies by their bytes; raw: all bodies by their bytes; none: not compared
     fingerprint_body: Choice<BodyForm> => (
         get |it| Some(it.fingerprint.body_form()),
         try_set |it, body| set_fingerprint(it, "fingerprint_body", body, None, None)
