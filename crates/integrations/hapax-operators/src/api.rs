@@ -10,11 +10,12 @@ use std::sync::Arc;
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{ConnectInfo, FromRequestParts, Path, Query, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use hapax_core::{ClaimError, Key, OperationId, StoreError};
+use hapax_http::server::ScopePart;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -195,51 +196,50 @@ async fn lookup(State(shared): Api, body: Result<Json<Lookup>, JsonRejection>) -
     answer(shown)
 }
 
-/// The values of headers, by name, that form a scope.
-type ScopeValues = Vec<(HeaderName, HeaderValue)>;
+/// The values of parts of a request that form a scope.
+type ScopeValues = Vec<(ScopePart, HeaderValue)>;
 
 /// Returns the scopes that a request may mean; `None` if its `scope` cannot be read.
 fn scopes(shared: &OperatorsState, scope: &Option<ScopeText>) -> Option<Vec<ScopeValues>> {
     // Routes may name callers by different headers: what is meant is what there is a record of.
-    let named_by = (shared.scope_headers)();
-    let of_now = named_by.iter().filter_map(|names| headers(names, scope));
+    let named_by = (shared.scope_parts)();
+    let of_now = named_by.iter().filter_map(|parts| in_order(parts, scope));
     // It may be of a scope that held before.
     let scopes: Vec<_> = of_now.chain(as_given(scope)).collect();
     (!scopes.is_empty()).then_some(scopes)
 }
 
 fn bad_scope() -> Response {
-    let message = "`scope` is the value of the header that names the caller, or a list of \
-                   [header, value]";
+    let message = "`scope` is the value of the header or cookie that names the caller, or a list of \
+                   [header, value], with cookie:NAME for a cookie";
     error(StatusCode::BAD_REQUEST, "bad-request", message)
 }
 
-/// Returns the headers in the order of the request; `None` unless the request gives names and
-/// values.
+/// Returns the parts in the order of the request; `None` unless the request gives names and values.
 fn as_given(scope: &Option<ScopeText>) -> Option<ScopeValues> {
     let Some(ScopeText::Headers(given)) = scope else { return None };
     let parse = |(name, value): &(String, String)| {
-        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
-        Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
+        let part = name.parse().ok()?;
+        Some((part, HeaderValue::from_bytes(value.as_bytes()).ok()?))
     };
     given.iter().map(parse).collect()
 }
 
-/// Returns the scope headers in the order of `names`; `None` if the request does not fit them.
-fn headers(names: &[HeaderName], scope: &Option<ScopeText>) -> Option<ScopeValues> {
+/// Returns the parts in the order of `parts`; `None` if the request does not fit them.
+fn in_order(parts: &[ScopePart], scope: &Option<ScopeText>) -> Option<ScopeValues> {
     let given = match scope {
         None => return Some(Vec::new()),
         Some(ScopeText::Value(value)) => {
-            let [name] = names else { return None };
-            return Some(vec![(name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?)]);
+            let [part] = parts else { return None };
+            return Some(vec![(part.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?)]);
         }
         Some(ScopeText::Headers(given)) => given,
     };
     let mut left = given.len();
     let mut found = Vec::new();
-    for name in names {
-        for (_, value) in given.iter().filter(|(it, _)| name.as_str().eq_ignore_ascii_case(it)) {
-            found.push((name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?));
+    for part in parts {
+        for (_, value) in given.iter().filter(|(it, _)| it.parse() == Ok(part.clone())) {
+            found.push((part.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?));
             left -= 1;
         }
     }

@@ -22,8 +22,9 @@ use hapax_core::{
     ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, OperationId, Scope, StoreError,
     SystemEntropy, Timestamp,
 };
+use hapax_http::server::ScopePart;
 use hapax_saga::{DecisionMismatch, SagaOperatorError};
-use http::{HeaderName, HeaderValue};
+use http::HeaderValue;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
@@ -350,10 +351,10 @@ impl OperatorRecords {
         &self.audit
     }
 
-    /// Returns the operation id of `key` in the scope that these headers form.
+    /// Returns the operation id of `key` in the scope that these parts form.
     #[must_use]
-    pub fn id(&self, scope: &[(HeaderName, HeaderValue)], key: &Key) -> OperationId {
-        let scope = Scope::of(scope.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
+    pub fn id(&self, scope: &[(ScopePart, HeaderValue)], key: &Key) -> OperationId {
+        let scope = Scope::of(scope.iter().map(|(part, value)| (part.as_str(), value.as_bytes())));
         self.engine.operation_id(&scope, key)
     }
 

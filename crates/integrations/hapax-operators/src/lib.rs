@@ -55,10 +55,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::http::HeaderName;
 use axum::http::header::AUTHORIZATION;
 use axum::middleware::from_fn_with_state;
 use hapax_core::{Idempotency, Inspect};
+use hapax_http::server::ScopePart;
 use serde_json::Value;
 
 pub use api::{NO_CALLERS, PeerAddr, QuarantineRequest, answer, error};
@@ -84,7 +84,7 @@ pub use token::{AdminToken, TokenError, is_open_to_others};
 /// The largest body of a request: a response of a mebibyte as base64 in JSON.
 const MAX_BODY: usize = 2 << 20;
 
-type ScopeHeaders = Arc<dyn Fn() -> Vec<Vec<HeaderName>> + Send + Sync>;
+type ScopeParts = Arc<dyn Fn() -> Vec<Vec<ScopePart>> + Send + Sync>;
 type Stats = Arc<dyn Fn() -> Value + Send + Sync>;
 
 /// The operators' API on one store.
@@ -97,7 +97,7 @@ pub struct OperatorsBuilder {
     engine: Idempotency,
     store: Arc<dyn Inspect>,
     store_timeout: Duration,
-    scope_headers: ScopeHeaders,
+    scope_parts: ScopeParts,
     stats: Option<Stats>,
     census: Arc<Census>,
     user: Option<RegisteredUser>,
@@ -108,7 +108,7 @@ pub(crate) struct OperatorsState {
     pub(crate) keys: OperatorRecords,
     pub(crate) sagas: OperatorSagas,
     pub(crate) token: AdminToken,
-    pub(crate) scope_headers: ScopeHeaders,
+    pub(crate) scope_parts: ScopeParts,
     pub(crate) stats: Stats,
     pub(crate) census: Arc<Census>,
     pub(crate) user: Option<RegisteredUser>,
@@ -133,7 +133,7 @@ impl Operators {
             engine,
             store,
             store_timeout: Duration::from_secs(2),
-            scope_headers: Arc::new(|| vec![vec![AUTHORIZATION]]),
+            scope_parts: Arc::new(|| vec![vec![AUTHORIZATION.into()]]),
             stats: None,
             census: Arc::default(),
             user: None,
@@ -178,13 +178,13 @@ impl OperatorsBuilder {
         self
     }
 
-    /// Sets the scope headers: one list for each way in which a route names callers. A look-up by
-    /// key tries all lists. Default: `Authorization` alone.
-    pub fn scope_headers(
+    /// Sets the parts of a request that name its caller: one list for each way in which a route names callers. A
+    /// look-up by key tries all lists. Default: `Authorization` alone.
+    pub fn scope_parts(
         mut self,
-        headers: impl Fn() -> Vec<Vec<HeaderName>> + Send + Sync + 'static,
+        parts: impl Fn() -> Vec<Vec<ScopePart>> + Send + Sync + 'static,
     ) -> Self {
-        self.scope_headers = Arc::new(headers);
+        self.scope_parts = Arc::new(parts);
         self
     }
 
@@ -212,21 +212,13 @@ impl OperatorsBuilder {
     /// that walks through the store in the background, until the API is dropped.
     #[must_use]
     pub fn build(self, token: AdminToken, audit: Audit) -> Operators {
-        let Self { engine, store, store_timeout, scope_headers, stats, census, user } = self;
+        let Self { engine, store, store_timeout, scope_parts, stats, census, user } = self;
         tokio::spawn(Census::run(Arc::downgrade(&census), Arc::clone(&store)));
         let keys = OperatorRecords::new(engine.clone(), store, audit, store_timeout);
         let sagas = OperatorSagas::new(engine.clone(), Arc::clone(keys.audit()), store_timeout);
         let stats =
             stats.unwrap_or_else(|| Arc::new(move || serde_json::json!({ "now": now(&engine) })));
-        Operators(Arc::new(OperatorsState {
-            keys,
-            sagas,
-            token,
-            scope_headers,
-            stats,
-            census,
-            user,
-        }))
+        Operators(Arc::new(OperatorsState { keys, sagas, token, scope_parts, stats, census, user }))
     }
 }
 

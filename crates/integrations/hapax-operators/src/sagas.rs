@@ -15,10 +15,11 @@ use std::time::Duration;
 use hapax_core::schedule::{EntryKey, Schedule};
 use hapax_core::store::BoxFuture;
 use hapax_core::{EntryId, Idempotency, Key, OperationId, Scope, StoreError, WriteId};
+use hapax_http::server::ScopePart;
 use hapax_saga::{
     EndedSaga, SagaLookup, SagaOperator, SagaOperatorError, SagaView, UnacceptedStart,
 };
-use http::{HeaderName, HeaderValue};
+use http::HeaderValue;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
@@ -231,10 +232,10 @@ impl OperatorSagas {
     }
 
     /// Returns the id of the saga that was started under a key, with the name of its definition, in the scope
-    /// that these headers form.
+    /// that these parts form.
     #[must_use]
-    pub fn id(&self, definition: &str, scope: &[(HeaderName, HeaderValue)], key: &Key) -> SagaId {
-        let scope = Scope::of(scope.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
+    pub fn id(&self, definition: &str, scope: &[(ScopePart, HeaderValue)], key: &Key) -> SagaId {
+        let scope = Scope::of(scope.iter().map(|(part, value)| (part.as_str(), value.as_bytes())));
         self.sagas.id(definition, &scope, key).into()
     }
 

@@ -455,7 +455,7 @@ async fn run(
         let (snapshot, stats) = (Arc::clone(&current), Arc::clone(&admin));
         let operators = Operators::builder(engine.clone(), Arc::clone(&opened.store))
             .store_timeout(config.store_timeout)
-            .scope_headers(move || snapshot.load().callers().to_vec())
+            .scope_parts(move || snapshot.load().callers().to_vec())
             .stats(move || stats.stats())
             .census(census)
             .user(registered)

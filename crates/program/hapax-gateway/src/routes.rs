@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn policies_with_different_scopes_have_no_strictest() {
         let of = |name: &'static str| PolicyConfig {
-            scope: Some(ScopeConfig::Headers(vec![http::HeaderName::from_static(name)])),
+            scope: Some(ScopeConfig::headers([http::HeaderName::from_static(name)])),
             ..lax()
         };
         let shared = PolicyConfig { scope: Some(ScopeConfig::Everyone), ..lax() };

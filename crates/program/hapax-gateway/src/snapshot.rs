@@ -13,7 +13,7 @@ use hapax_core::{
 };
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::{
-    IdempotencyLayer, IdempotencyService, RouteOptions, RoutePolicy, ScopeSource,
+    IdempotencyLayer, IdempotencyService, RouteOptions, RoutePolicy, ScopePart, ScopeSource,
 };
 use hapax_http::stored_response::Cookies;
 use hapax_proxy::{ConnectOptions, Origin, Upstream, Upstreams};
@@ -50,8 +50,8 @@ pub(crate) struct ConfigSnapshot {
     auth: Option<(ForwardAuth, Arc<Auth>)>,
     upstream: Upstream,
     reconcile_clients: Vec<(ReconcileTarget, ReconcileClient)>,
-    /// Headers that name callers, of all policies.
-    callers: Vec<Vec<HeaderName>>,
+    /// Parts of requests that name callers, of all policies.
+    callers: Vec<Vec<ScopePart>>,
 }
 
 /// Settings and service of a route.
@@ -120,8 +120,8 @@ impl ConfigSnapshot {
         self.reconcile_clients.iter().map(|(_, reconciler)| reconciler)
     }
 
-    /// Returns the headers that name callers; the first are those of requests without a route.
-    pub(crate) fn callers(&self) -> &[Vec<HeaderName>] {
+    /// Returns the parts of requests that name callers; the first are those of requests without a route.
+    pub(crate) fn callers(&self) -> &[Vec<ScopePart>] {
         &self.callers
     }
 }
@@ -203,13 +203,13 @@ impl SharedResources {
             reconcile_clients: Vec::new(),
         };
         let rest = builder.route("", RouteMode::Protect, &config.policy, &resolved.policy)?;
-        let mut callers = vec![resolved.policy.callers.headers().to_vec()];
+        let mut callers = vec![resolved.policy.callers.parts().to_vec()];
         let mut routes = Vec::with_capacity(config.routes.len());
         for (index, (config, resolved)) in config.routes.iter().zip(&resolved.routes).enumerate() {
             let route = builder.route(config.name(), config.handling, &config.policy, resolved);
             routes.push(route.map_err(|error| config.error(index, error))?);
-            if !callers.iter().any(|names| names == resolved.callers.headers()) {
-                callers.push(resolved.callers.headers().to_vec());
+            if !callers.iter().any(|parts| parts == resolved.callers.parts()) {
+                callers.push(resolved.callers.parts().to_vec());
             }
         }
         let reconcile_clients = builder.reconcile_clients;
@@ -251,8 +251,8 @@ impl SnapshotBuilder<'_> {
         };
         let scope = match &resolved.callers {
             ScopeConfig::Everyone => ScopeSource::shared(),
-            ScopeConfig::Headers(names) => {
-                ScopeSource::headers(names.iter().cloned(), resolved.missing)
+            ScopeConfig::Parts(parts) => {
+                ScopeSource::parts(parts.iter().cloned(), resolved.missing)
             }
         };
         let service = match handling {
@@ -297,7 +297,7 @@ impl SnapshotBuilder<'_> {
         };
         // An observed route keeps the upstream's CORS headers.
         let cors = resolved.cors.clone().filter(|_| handling != RouteMode::Observe);
-        let scope = resolved.callers.headers().to_vec();
+        let scope: Vec<_> = resolved.callers.names().cloned().collect();
         let key_header = config.key_header.clone();
         let counted = scope.iter().chain(config.fingerprint.headers()).chain([&key_header]);
         let names = ProtectedHeaders::new(counted);
@@ -323,7 +323,7 @@ impl SnapshotBuilder<'_> {
         resolved: &ResolvedPolicy,
     ) -> ReconcileClient {
         let timeout = config.upstream_timeout;
-        let mut shown = resolved.callers.headers().to_vec();
+        let mut shown: Vec<_> = resolved.callers.names().cloned().collect();
         shown.push(config.key_header.clone());
         let question = (target, shown, config.max_response_body, timeout);
         let earlier = self.before.map_or(&[][..], |snapshot| &snapshot.reconcile_clients);

@@ -10,7 +10,7 @@ use hapax_core::{InFlight, Namespace, OnUnknown};
 use hapax_http::classify::Profile;
 use hapax_http::fingerprint::HttpFingerprintScheme;
 use hapax_http::header::{Grammar, IDEMPOTENCY_KEY};
-use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, ScopePart, StoreOutage};
 use hapax_http::statuses::StatusLists;
 use hapax_http::stored_response::Cookies;
 use http::header::AUTHORIZATION;
@@ -118,8 +118,8 @@ pub struct ScenarioPolicy {
 pub enum ScenarioScope {
     /// One scope for all callers.
     Shared,
-    /// The values of these headers.
-    Headers(Vec<HeaderName>, MissingScope),
+    /// The values of these parts of a request.
+    Parts(Vec<ScopePart>, MissingScope),
 }
 
 impl Default for ScenarioPolicy {
@@ -130,7 +130,7 @@ impl Default for ScenarioPolicy {
             key_header: IDEMPOTENCY_KEY,
             grammar: Grammar::Lenient,
             methods: vec![Method::POST, Method::PATCH],
-            callers: ScenarioScope::Headers(vec![AUTHORIZATION], MissingScope::Reject),
+            callers: ScenarioScope::Parts(vec![AUTHORIZATION.into()], MissingScope::Reject),
             fingerprint: HttpFingerprintScheme::default(),
             lease: Duration::from_secs(30),
             retention: Duration::from_secs(3600),

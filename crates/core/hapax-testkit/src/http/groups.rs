@@ -167,6 +167,8 @@ macro_rules! __http_group {
                 w07_other_bodies_count_by_their_bytes w07_canonical_and_raw_are_separate_domains
                 w07_method_path_and_query_count w07_query_pairs_are_sorted_by_name
                 w35_the_target_that_the_client_sent_is_compared
+                w36_one_cookie_may_name_the_caller
+                w36_a_cookie_and_a_header_name_the_caller_together
                 w37_form_data_is_compared_by_its_decoded_pairs_in_order
                 w37_form_data_of_another_charset_is_compared_by_its_bytes
                 w07_only_chosen_headers_are_compared w07_a_method_override_is_compared

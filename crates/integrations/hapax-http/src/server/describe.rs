@@ -8,10 +8,11 @@
 
 use bytes::Bytes;
 use hapax_core::{Fingerprint, FingerprintScheme, Idempotency, Key, OperationRequest};
+use http::Uri;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Uri};
 use serde_json::{Value, json};
 
+use super::scope::ScopePart;
 use crate::fingerprint::{HttpRequest, is_of_original};
 
 /// The longest path that is shown, in bytes.
@@ -101,8 +102,8 @@ pub(super) struct DescribedHttpRequest<'a> {
     pub(super) engine: &'a Idempotency,
     pub(super) key: &'a Key,
     pub(super) parts: &'a Parts,
-    /// The headers that form its scope.
-    pub(super) scope: &'a [HeaderName],
+    /// The parts that form its scope.
+    pub(super) scope: &'a [ScopePart],
     /// The name of its route; empty for the default route.
     pub(super) route: &'a str,
 }
@@ -128,10 +129,12 @@ impl OperationRequest for DescribedHttpRequest<'_> {
     fn description(&self) -> Option<Bytes> {
         let path = self.original.unwrap_or(self.request.uri).path();
         let target = &path[..path.floor_char_boundary(MAX_TARGET)];
-        let values = self.scope.iter().flat_map(|name| {
-            let values = self.parts.headers.get_all(name).iter();
-            values.filter_map(move |value| self.caller(name, value))
-        });
+        let mut found = Vec::new();
+        for part in self.scope {
+            // A request has a scope before it has a description.
+            let _ = part.add_values(&self.parts.headers, &mut found);
+        }
+        let values = found.into_iter().filter_map(|(part, value)| self.caller(part, value));
         let mut described = json!({
             "key": self.key.as_str(),
             "method": self.parts.method.as_str(),
@@ -150,23 +153,24 @@ impl OperationRequest for DescribedHttpRequest<'_> {
 }
 
 impl DescribedHttpRequest<'_> {
-    /// Returns a header of the scope as operators see it.
-    fn caller(&self, name: &HeaderName, value: &HeaderValue) -> Option<Value> {
-        let shown =
-            value.to_str().ok().filter(|text| names_caller(name) && text.len() <= MAX_VALUE);
-        match shown {
-            Some(text) => Some(json!({ "header": name.as_str(), "value": text })),
+    /// Returns a value of the scope as operators see it.
+    fn caller(&self, part: &str, value: &[u8]) -> Option<Value> {
+        let is_plain = |text: &&str| text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
+        let is_short = |text: &&str| text.len() <= MAX_VALUE;
+        let text = std::str::from_utf8(value).ok().filter(is_plain).filter(is_short);
+        match text.filter(|_| names_caller(part)) {
+            Some(text) => Some(json!({ "header": part, "value": text })),
             None => {
-                let hash = self.engine.pseudonym(value.as_bytes())?;
-                Some(json!({ "header": name.as_str(), "hash": hash }))
+                let hash = self.engine.pseudonym(value)?;
+                Some(json!({ "header": part, "hash": hash }))
             }
         }
     }
 }
 
-/// Returns whether the values of a header name a caller and are no credentials.
-fn names_caller(name: &HeaderName) -> bool {
-    let has = |part: &&str| name.as_str().contains(*part);
+/// Returns whether the values of a part of a scope name a caller and are no credentials; a cookie may be one.
+fn names_caller(name: &str) -> bool {
+    let has = |part: &&str| name.contains(*part);
     NAMES.iter().any(has) && !CREDENTIALS.iter().any(has)
 }
 
@@ -177,11 +181,12 @@ mod tests {
     #[test]
     fn scope_headers_that_may_be_credentials_are_shown_as_hashes() {
         for name in ["x-tenant", "x-user-id", "x-customer", "host", "x-org"] {
-            assert!(names_caller(&HeaderName::from_static(name)), "{name}");
+            assert!(names_caller(name), "{name}");
         }
         for name in [
             "authorization",
             "cookie",
+            "cookie:user",
             "proxy-authorization",
             "x-api-key",
             "x-user-token",
@@ -191,7 +196,7 @@ mod tests {
             "x-forwarded-access",
             "apikey",
         ] {
-            assert!(!names_caller(&HeaderName::from_static(name)), "{name}");
+            assert!(!names_caller(name), "{name}");
         }
     }
 }

@@ -87,5 +87,5 @@ pub use policy::{
     RouteError, RouteOptions, RoutePolicy, StoreOutage, TargetFn,
 };
 pub use response_info::{ResponseInfo, ResponseSource};
-pub use scope::{MissingScope, ScopeError, ScopeSource};
+pub use scope::{CookieName, InvalidScopePart, MissingScope, ScopeError, ScopePart, ScopeSource};
 pub use service::IdempotencyService;

@@ -94,7 +94,6 @@ where
                 body: &body,
             };
             let engine = &layer.engine;
-            let names = policy.scope.names();
             let route = &*policy.options.name;
             let described = DescribedHttpRequest {
                 request,
@@ -102,7 +101,7 @@ where
                 engine,
                 key: &key,
                 parts: &parts,
-                scope: names,
+                scope: policy.scope.scope_parts(),
                 route,
             };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;

@@ -1,10 +1,14 @@
 //! Scopes: sources of the caller's name.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use hapax_core::Scope;
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
+use http::header::{
+    AUTHORIZATION, COOKIE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderName,
+    PROXY_AUTHORIZATION,
+};
 use http::request::Parts;
 
 use crate::problem::{Code, Problem};
@@ -20,11 +24,39 @@ pub struct ScopeSource(Source);
 #[derive(Clone)]
 enum Source {
     Shared,
-    Headers { names: Arc<[HeaderName]>, missing: MissingScope },
+    Parts { parts: Arc<[ScopePart]>, names: Arc<[HeaderName]>, missing: MissingScope },
     Function(Arc<ScopeFn>),
 }
 
 type ScopeFn = dyn Fn(&Parts) -> Result<Scope, ScopeError> + Send + Sync;
+
+/// A part of a request that names its caller, written as the name of a header, or as `cookie:NAME`.
+///
+/// ```
+/// use hapax_http::server::ScopePart;
+/// let [tenant, session] = ["x-tenant", "cookie:session"].map(|it| it.parse::<ScopePart>().unwrap());
+/// assert_eq!((tenant.to_string(), session.to_string()), ("x-tenant".into(), "cookie:session".into()));
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ScopePart {
+    /// All values of a header.
+    Header(HeaderName),
+    /// The value of one cookie (RFC 6265). It must not be guessable, and must stay the same for all attempts of a caller.
+    Cookie(CookieName),
+}
+
+/// The name of a cookie: a token, whose case counts. Contains `cookie:` before it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CookieName(Arc<str>);
+
+const COOKIE_PREFIX: &str = "cookie:";
+
+static COOKIES: HeaderName = COOKIE;
+
+/// Error of a text that names no part of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected the name of a header, or cookie:NAME")]
+pub struct InvalidScopePart;
 
 /// Treatment of a request without one of the headers that name the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -43,6 +75,8 @@ pub enum ScopeError {
     Missing,
     /// The name changes with every request: 400 `unstable-scope`.
     Unstable,
+    /// The request names two callers, such as by two cookies of one name: 400 `malformed-request`.
+    Ambiguous,
 }
 
 impl ScopeSource {
@@ -67,7 +101,17 @@ impl ScopeSource {
     /// two attempts is another scope: then a [`function`](Self::function) should name the user.
     #[must_use]
     pub fn headers(names: impl IntoIterator<Item = HeaderName>, missing: MissingScope) -> Self {
-        Self(Source::Headers { names: names.into_iter().collect(), missing })
+        Self::parts(names.into_iter().map(ScopePart::Header), missing)
+    }
+
+    /// Returns a scope of these parts together; those that are headers count as in [`headers`](Self::headers). An empty
+    /// cookie counts as missing. Two cookies of one name, as of two paths or domains, are rejected with 400
+    /// `malformed-request`: their order is not defined.
+    #[must_use]
+    pub fn parts(parts: impl IntoIterator<Item = ScopePart>, missing: MissingScope) -> Self {
+        let parts: Arc<[_]> = parts.into_iter().collect();
+        let names = parts.iter().map(|part| part.header().clone()).collect();
+        Self(Source::Parts { parts, names, missing })
     }
 
     /// Returns a scope from a function of the request's head, such as an authenticated user in the
@@ -87,23 +131,27 @@ impl ScopeSource {
         let scope = match &self.0 {
             Source::Shared => return Ok(Scope::shared()),
             Source::Function(function) => function(parts),
-            Source::Headers { names, missing } => from_headers(&parts.headers, names, *missing),
+            Source::Parts { parts: named, missing, .. } => {
+                from_parts(&parts.headers, named, *missing)
+            }
         };
         scope.map_err(|error| match error {
             ScopeError::Missing => Problem::new(Code::MissingScope, self.missing(parts)),
             ScopeError::Unstable => Problem::new(Code::UnstableScope, self.unstable(parts)),
+            ScopeError::Ambiguous => Problem::new(Code::MalformedRequest, self.ambiguous(parts)),
         })
     }
 
     /// Returns the detail of 400 `missing-scope`.
     fn missing(&self, parts: &Parts) -> String {
-        let lacks = |name: &&HeaderName| !parts.headers.get_all(*name).iter().any(has_text);
-        match self.names().iter().find(lacks) {
-            Some(name) => format!(
-                "An idempotency key needs its caller: the request must have the header `{name}`, \
+        let lacks = |part: &&ScopePart| part.count(&parts.headers) == Ok(0);
+        match self.scope_parts().iter().find(lacks) {
+            Some(part) => format!(
+                "An idempotency key needs its caller: the request must have {}, \
                  and it is missing or empty. A client sends it. An operator can name another \
-                 header in `scope`, or set `scope_missing` to `shared` or `scope` to `none`: \
-                 callers that share a scope get each other's responses when their keys are equal."
+                 one in `scope`, or set `scope_missing` to `shared` or `scope` to `none`: \
+                 callers that share a scope get each other's responses when their keys are equal.",
+                part.kind()
             ),
             None => "An idempotency key needs its caller, and the server finds none in this \
                      request. A client sends its credentials."
@@ -114,7 +162,8 @@ impl ScopeSource {
     /// Returns the detail of 400 `unstable-scope`.
     fn unstable(&self, parts: &Parts) -> String {
         let changes = |name: &&HeaderName| {
-            is_credentials(name) && parts.headers.get_all(*name).iter().any(changes_by_request)
+            is_credentials(name)
+                && parts.headers.get_all(*name).iter().any(|it| changes_by_request(it.as_bytes()))
         };
         match self.names().iter().find(changes) {
             Some(name) => format!(
@@ -131,11 +180,31 @@ impl ScopeSource {
         }
     }
 
-    /// Returns the scope headers; empty if a function returns the scope.
+    /// Returns the detail of 400 `malformed-request`.
+    fn ambiguous(&self, parts: &Parts) -> String {
+        let is_ambiguous = |part: &&ScopePart| part.count(&parts.headers).is_err();
+        match self.scope_parts().iter().find(is_ambiguous) {
+            Some(part) => format!(
+                "The request must have {} once, because it names the caller, and it is there more than once. An \
+                 operator sets it for one path and domain.",
+                part.kind()
+            ),
+            None => "The request must name one caller, and names more than one.".to_owned(),
+        }
+    }
+
+    /// Returns the scope headers, `Cookie` for a cookie; empty if a function returns the scope.
     #[must_use]
     pub fn names(&self) -> &[HeaderName] {
         match &self.0 {
-            Source::Headers { names, .. } => names,
+            Source::Parts { names, .. } => names,
+            Source::Shared | Source::Function(_) => &[],
+        }
+    }
+
+    pub(super) fn scope_parts(&self) -> &[ScopePart] {
+        match &self.0 {
+            Source::Parts { parts, .. } => parts,
             Source::Shared | Source::Function(_) => &[],
         }
     }
@@ -145,33 +214,123 @@ impl fmt::Debug for ScopeSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Source::Shared => f.write_str("ScopeSource(shared)"),
-            Source::Headers { names, missing } => {
-                f.debug_tuple("ScopeSource").field(names).field(missing).finish()
+            Source::Parts { parts, missing, .. } => {
+                f.debug_tuple("ScopeSource").field(parts).field(missing).finish()
             }
             Source::Function(_) => f.write_str("ScopeSource(function)"),
         }
     }
 }
 
-fn from_headers(
-    headers: &HeaderMap,
-    names: &[HeaderName],
-    missing: MissingScope,
-) -> Result<Scope, ScopeError> {
-    let mut parts = Vec::new();
-    for name in names {
-        let before = parts.len();
-        for value in headers.get_all(name).iter().filter(|value| has_text(value)) {
-            if is_credentials(name) && changes_by_request(value) {
-                return Err(ScopeError::Unstable);
-            }
-            parts.push((name.as_str(), value.as_bytes()));
-        }
-        if parts.len() == before && missing == MissingScope::Reject {
-            return Err(ScopeError::Missing);
+impl ScopePart {
+    /// Returns the header that contains it.
+    #[must_use]
+    pub fn header(&self) -> &HeaderName {
+        match self {
+            Self::Header(name) => name,
+            Self::Cookie(_) => &COOKIES,
         }
     }
-    Ok(Scope::of(parts))
+
+    /// Returns its text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Header(name) => name.as_str(),
+            Self::Cookie(CookieName(text)) => text,
+        }
+    }
+
+    /// Appends its values that are not empty, each with the text of the part.
+    pub(super) fn add_values<'a>(
+        &'a self,
+        headers: &'a HeaderMap,
+        found: &mut Vec<(&'a str, &'a [u8])>,
+    ) -> Result<(), ScopeError> {
+        let name = match self {
+            Self::Header(name) => {
+                let values = headers.get_all(name).iter().filter(|it| has_text(it));
+                found.extend(values.map(|value| (name.as_str(), value.as_bytes())));
+                return Ok(());
+            }
+            Self::Cookie(CookieName(text)) => &text.as_bytes()[COOKIE_PREFIX.len()..],
+        };
+        // HTTP/2 may have a line for each cookie (RFC 9113, 8.2.3).
+        let pairs = headers.get_all(COOKIE).iter();
+        let pairs = pairs.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+        let mut values = pairs.filter_map(|pair| {
+            let at = pair.iter().position(|byte| *byte == b'=')?;
+            (pair[..at].trim_ascii() == name).then(|| pair[at + 1..].trim_ascii())
+        });
+        let (value, second) = (values.next(), values.next());
+        if second.is_some() {
+            return Err(ScopeError::Ambiguous);
+        }
+        let value = value.filter(|value| !value.is_empty());
+        found.extend(value.map(|value| (self.as_str(), value)));
+        Ok(())
+    }
+
+    /// Returns the number of its values that are not empty.
+    fn count(&self, headers: &HeaderMap) -> Result<usize, ScopeError> {
+        let mut found = Vec::new();
+        self.add_values(headers, &mut found)?;
+        Ok(found.len())
+    }
+
+    /// Returns what it is, with its name.
+    fn kind(&self) -> String {
+        match self.as_str().strip_prefix(COOKIE_PREFIX) {
+            Some(name) => format!("the cookie `{name}`"),
+            None => format!("the header `{}`", self.as_str()),
+        }
+    }
+}
+
+impl From<HeaderName> for ScopePart {
+    fn from(name: HeaderName) -> Self {
+        Self::Header(name)
+    }
+}
+
+impl fmt::Display for ScopePart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for ScopePart {
+    type Err = InvalidScopePart;
+
+    fn from_str(text: &str) -> Result<Self, InvalidScopePart> {
+        let invalid = |_: InvalidHeaderName| InvalidScopePart;
+        let Some(cookie) = text.strip_prefix(COOKIE_PREFIX) else {
+            return text.parse().map(Self::Header).map_err(invalid);
+        };
+        // Names of headers and cookies are tokens (RFC 9110, 5.6.2; RFC 6265, 4.1.1).
+        cookie.parse::<HeaderName>().map_err(invalid)?;
+        Ok(Self::Cookie(CookieName(text.into())))
+    }
+}
+
+fn from_parts(
+    headers: &HeaderMap,
+    parts: &[ScopePart],
+    missing: MissingScope,
+) -> Result<Scope, ScopeError> {
+    let mut found = Vec::new();
+    for part in parts {
+        let before = found.len();
+        part.add_values(headers, &mut found)?;
+        let values = &found[before..];
+        if values.is_empty() && missing == MissingScope::Reject {
+            return Err(ScopeError::Missing);
+        }
+        if is_credentials(part.header()) && values.iter().any(|(_, it)| changes_by_request(it)) {
+            return Err(ScopeError::Unstable);
+        }
+    }
+    Ok(Scope::of(found))
 }
 
 fn has_text(value: &HeaderValue) -> bool {
@@ -182,8 +341,8 @@ fn is_credentials(name: &HeaderName) -> bool {
     [AUTHORIZATION, PROXY_AUTHORIZATION].contains(name)
 }
 
-fn changes_by_request(credentials: &HeaderValue) -> bool {
-    let text = String::from_utf8_lossy(credentials.as_bytes().trim_ascii());
+fn changes_by_request(credentials: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(credentials.trim_ascii());
     let (scheme, rest) = text.split_once([' ', '\t']).unwrap_or((&text, ""));
     // The usual schemes need no copy.
     if ["bearer", "basic"].iter().any(|usual| scheme.eq_ignore_ascii_case(usual)) {

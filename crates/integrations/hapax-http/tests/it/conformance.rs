@@ -204,7 +204,7 @@ fn layer(policy: ScenarioPolicy, store: Arc<Linked>) -> Result<IdempotencyLayer,
     }
     let scope = match policy.callers {
         ScenarioScope::Shared => ScopeSource::shared(),
-        ScenarioScope::Headers(names, missing) => ScopeSource::headers(names, missing),
+        ScenarioScope::Parts(parts, missing) => ScopeSource::parts(parts, missing),
     };
     let route = RoutePolicy::new(scope, options).map_err(|error| error.to_string())?;
     let mut layer = IdempotencyLayer::new(engine, route);

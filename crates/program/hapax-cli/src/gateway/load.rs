@@ -145,7 +145,7 @@ impl Loaded {
                 "# By default scope = [\"authorization\"] and scope_missing = \"reject\".\n"
             }
             (None, Some(_)) => "# By default scope = [\"authorization\"].\n",
-            (Some(hapax_gateway::ScopeConfig::Headers(_)), None) => {
+            (Some(hapax_gateway::ScopeConfig::Parts(_)), None) => {
                 "# By default scope_missing = \"reject\".\n"
             }
             (Some(_), _) => "",

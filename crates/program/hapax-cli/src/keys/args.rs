@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand, ValueEnum};
 use hapax_core::{Key, Namespace, OperationId};
 use hapax_gateway::{StoreUrl, UrlText};
+use hapax_http::server::ScopePart;
 use hapax_operators::{AdminToken, StateView};
+use http::HeaderValue;
 use http::header::AUTHORIZATION;
-use http::{HeaderName, HeaderValue};
 use serde_json::{Value, json};
 
 use crate::exit::{CliError, of};
@@ -250,9 +251,9 @@ pub(super) struct RecordSelector {
     /// The Idempotency-Key, without quotes
     #[arg(value_name = "KEY", required_unless_present = "id")]
     key: Option<String>,
-    /// The caller of the key: the value of Authorization, or 'NAME: VALUE' for each header of the
-    /// gateway's --scope or --auth-scope, in its order. Needed unless the gateway has --scope none
-    /// or --scope-missing shared
+    /// The caller of the key: the value of Authorization, or 'NAME: VALUE' for each header or
+    /// cookie:NAME of the gateway's --scope or --auth-scope, in its order. Needed unless the gateway
+    /// has --scope none or --scope-missing shared
     #[arg(long, value_name = "VALUE")]
     scope: Vec<String>,
     /// The id of the record, instead of a key
@@ -357,17 +358,17 @@ impl ScopeText {
     }
 
     /// Returns the headers; a value alone is that of `Authorization`.
-    pub(crate) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, CliError> {
+    pub(crate) fn headers(&self) -> Result<Vec<(ScopePart, HeaderValue)>, CliError> {
         let bad = || CliError::usage("--scope: not a header's name or value");
         let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| bad());
         match self {
             Self::NoCaller => Ok(Vec::new()),
-            Self::Value(text) => Ok(vec![(AUTHORIZATION, value(text)?)]),
+            Self::Value(text) => Ok(vec![(AUTHORIZATION.into(), value(text)?)]),
             Self::Headers(named) => named
                 .iter()
                 .map(|(name, text)| {
-                    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| bad())?;
-                    Ok((name, value(text)?))
+                    let part = name.parse().map_err(|_| bad())?;
+                    Ok((part, value(text)?))
                 })
                 .collect(),
         }
@@ -377,6 +378,6 @@ impl ScopeText {
 /// Parses `NAME: VALUE`. The space is required: `Bearer a:b` is a value without a name.
 fn header_line(text: &str) -> Result<(String, String), &'static str> {
     let (name, value) = text.split_once(": ").ok_or("expected 'NAME: VALUE'")?;
-    HeaderName::from_bytes(name.as_bytes()).map_err(|_| "expected 'NAME: VALUE'")?;
-    Ok((name.to_ascii_lowercase(), value.trim().to_owned()))
+    let part: ScopePart = name.parse().map_err(|_| "expected 'NAME: VALUE'")?;
+    Ok((part.to_string(), value.trim().to_owned()))
 }

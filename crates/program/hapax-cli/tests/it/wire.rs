@@ -43,7 +43,7 @@ impl HttpFixture for File {
 
 /// What these scenarios ask for. What they do not is as it is by default, here as there.
 fn flags(policy: &ScenarioPolicy) -> Vec<String> {
-    let ScenarioScope::Headers(names, MissingScope::Reject) = &policy.callers else {
+    let ScenarioScope::Parts(names, MissingScope::Reject) = &policy.callers else {
         panic!("no scenario of crashes asks for {:?}", policy.callers)
     };
     assert!(policy.in_flight == InFlight::Reject && policy.hook.is_none());

@@ -9,7 +9,7 @@ use hapax_http::classify::Profile;
 use hapax_http::fingerprint::HttpFingerprintScheme;
 use hapax_http::header::{Grammar, IDEMPOTENCY_KEY, may_have_key};
 use hapax_http::problem::DocsUrl;
-use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, ScopePart, StoreOutage};
 use hapax_http::statuses::StatusLists;
 use hapax_http::stored_response::hop_by_hop;
 use hapax_proxy::Origin;
@@ -156,7 +156,7 @@ impl PolicyConfig {
         let (callers, missing) = self.callers(config)?;
         let key = &self.key_header;
         if !may_have_key(key)
-            || callers.headers().contains(key)
+            || callers.names().any(|name| name == key)
             || (*key != IDEMPOTENCY_KEY && is_untrusted(key))
         {
             return Err(ConfigError::KeyHeader { header: key.clone() });
@@ -190,7 +190,7 @@ impl PolicyConfig {
         self.statuses.check()?;
         // Pages do not send the headers of an auth response.
         let by_auth = config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
-        let named = callers.headers().iter().filter(|_| !by_auth);
+        let named = callers.names().filter(|_| !by_auth);
         let sent: Vec<_> = std::iter::once(key).chain(named).collect();
         let cors = self.cors.as_ref().map(|cors| cors.resolve(&self.methods, &sent)).transpose()?;
         let policy = self.engine(reconcile.is_some())?;
@@ -228,17 +228,18 @@ impl PolicyConfig {
     ) -> Result<(ScopeConfig, MissingScope), ConfigError> {
         if let Some(auth) = config.auth.as_ref().filter(|auth| !auth.scope.is_empty()) {
             // The request contains them by then, copied from the auth response.
-            return Ok((ScopeConfig::Headers(auth.scope.clone()), MissingScope::Reject));
+            return Ok((ScopeConfig::headers(auth.scope.iter().cloned()), MissingScope::Reject));
         }
         let missing = self.scope_missing.unwrap_or(MissingScope::Reject);
         let Some(scope) = &self.scope else {
-            return Ok((ScopeConfig::Headers(vec![http::header::AUTHORIZATION]), missing));
+            return Ok((ScopeConfig::headers([http::header::AUTHORIZATION]), missing));
         };
-        if let ScopeConfig::Headers(names) = scope {
-            if names.is_empty() {
+        if let ScopeConfig::Parts(parts) = scope {
+            if parts.is_empty() {
                 return Err(ConfigError::NoScopeHeaders);
             }
-            if let Some(name) = names.iter().find(|name| is_untrusted(name)) {
+            let mut names = parts.iter().map(ScopePart::header);
+            if let Some(name) = names.find(|name| is_untrusted(name)) {
                 return Err(ConfigError::StrippedScope { header: name.clone() });
             }
         }
@@ -277,19 +278,30 @@ fn reconcile_target(uri: &Uri) -> Result<(Origin, PathAndQuery), ConfigError> {
 /// Source of the caller's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ScopeConfig {
-    /// The values of these headers, together.
-    Headers(Vec<HeaderName>),
+    /// The values of these parts of a request, together.
+    Parts(Vec<ScopePart>),
     /// One scope for all requests.
     Everyone,
 }
 
 impl ScopeConfig {
-    /// Returns the headers that name the caller.
+    /// Returns the source that is the values of these headers, together.
     #[must_use]
-    pub fn headers(&self) -> &[HeaderName] {
+    pub fn headers(names: impl IntoIterator<Item = HeaderName>) -> Self {
+        Self::Parts(names.into_iter().map(ScopePart::Header).collect())
+    }
+
+    /// Returns the parts of a request that name the caller.
+    #[must_use]
+    pub fn parts(&self) -> &[ScopePart] {
         match self {
-            Self::Headers(names) => names,
+            Self::Parts(parts) => parts,
             Self::Everyone => &[],
         }
+    }
+
+    /// Returns the headers that contain these parts.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &HeaderName> {
+        self.parts().iter().map(ScopePart::header)
     }
 }

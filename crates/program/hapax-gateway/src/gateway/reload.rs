@@ -22,6 +22,7 @@ use hapax_core::{InFlight, OnUnknown};
 use hapax_http::server::StoreOutage;
 use hapax_operators::{RegisteredUser, UserDifference};
 use http::Method;
+use http::header::COOKIE;
 use tokio::runtime::Handle;
 
 use crate::budget::MaxBodies;
@@ -238,6 +239,13 @@ pub(super) fn warn(config: &Config) {
                 "on_unknown = reexecute: after a crash, a time-out or a 5xx a retry may execute twice"
             );
         }
+        if policy.scope.as_ref().is_some_and(|scope| scope.parts().contains(&COOKIE.into())) {
+            tracing::warn!(
+                route,
+                "scope = cookie is all cookies together: one that changes between two attempts makes the retry that of \
+                 another caller, and it executes again; name the cookie of the session, as cookie:NAME"
+            );
+        }
     }
     let open = |policy: &PolicyConfig| policy.store_outage == StoreOutage::Open;
     if config.policies().any(open) {
@@ -271,7 +279,7 @@ mod tests {
 
     fn of(name: &'static str) -> PolicyConfig {
         let names = vec![HeaderName::from_static(name)];
-        PolicyConfig { scope: Some(ScopeConfig::Headers(names)), ..PolicyConfig::default() }
+        PolicyConfig { scope: Some(ScopeConfig::headers(names)), ..PolicyConfig::default() }
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hapax_core::{Idempotency, StoreError};
+use hapax_http::server::ScopePart;
 use hapax_operators::{RegisterError, RegisteredUser, RouteNaming, StoreRegister, StoreUser};
-use http::HeaderName;
 
 use crate::config::{Config, PolicyConfig, ResolvedConfig, ResolvedPolicy, RouteMode, ScopeConfig};
 
@@ -50,8 +50,8 @@ pub(super) fn routes(config: &Config, resolved: &ResolvedConfig) -> BTreeMap<Str
 fn names(route: &str, policy: &PolicyConfig, resolved: &ResolvedPolicy) -> RouteNaming {
     let scope = match &resolved.callers {
         ScopeConfig::Everyone => "none".to_owned(),
-        ScopeConfig::Headers(names) => {
-            names.iter().map(HeaderName::as_str).collect::<Vec<_>>().join(",")
+        ScopeConfig::Parts(parts) => {
+            parts.iter().map(ScopePart::as_str).collect::<Vec<_>>().join(",")
         }
     };
     RouteNaming {

@@ -40,7 +40,7 @@ async fn records_are_listed_shown_and_found() {
     let gateway = start(config(upstream.url())).await;
     let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
     let mut other = config(upstream.url());
-    other.policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-tenant")]));
+    other.policy.scope = Some(ScopeConfig::headers([HeaderName::from_static("x-tenant")]));
     for key in 0..5 {
         post(address, "/201", &format!("done-{key}"), "x").await;
     }

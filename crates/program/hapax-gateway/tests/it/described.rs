@@ -29,7 +29,7 @@ async fn without_a_secret_no_description_is_stored() {
     let upstream = Upstream::start(|_| async { text(500, "broken") }).await;
     let mut config = config(upstream.url());
     let tenant = HeaderName::from_static("x-tenant");
-    config.policy.scope = Some(ScopeConfig::Headers(vec![tenant, COOKIE]));
+    config.policy.scope = Some(ScopeConfig::headers([tenant, COOKIE]));
     let gateway = start(config).await;
     let admin = gateway.admin_addr().unwrap();
     let answer = post_with(gateway.local_addr(), "/pay", &FIELDS, "x").await;
@@ -55,7 +55,9 @@ async fn a_record_shows_a_tenant_and_hashes_of_credentials_and_all_of_it_is_seal
     let mut config = config(upstream.url());
     config.store = StoreUrl::File(path.clone());
     let [tenant, api_key] = ["x-tenant", "x-api-key"].map(HeaderName::from_static);
-    config.policy.scope = Some(ScopeConfig::Headers(vec![tenant, COOKIE, api_key]));
+    let cookie = "cookie:session".parse().unwrap();
+    config.policy.scope =
+        Some(ScopeConfig::Parts(vec![tenant.into(), COOKIE.into(), api_key.into(), cookie]));
     let gateway = start(config).await;
     let admin = gateway.admin_addr().unwrap();
     let target = format!("/pay/now?{QUERY}");
@@ -73,7 +75,10 @@ async fn a_record_shows_a_tenant_and_hashes_of_credentials_and_all_of_it_is_seal
         callers.iter().find(|caller| caller["header"] == header).cloned().unwrap()
     };
     assert_eq!(by("x-tenant"), json!({ "header": "x-tenant", "value": TENANT }));
-    for (header, value) in [("cookie", SESSION), ("x-api-key", API_KEY)] {
+    let session = SESSION.strip_prefix("session=").unwrap();
+    for (header, value) in
+        [("cookie", SESSION), ("x-api-key", API_KEY), ("cookie:session", session)]
+    {
         let (status, said) = hash_of(admin, value).await;
         let hash = said["hash"].as_str().unwrap();
         assert!(status == 200 && hash.len() == 12, "{said}");

@@ -8,7 +8,7 @@ use crate::two::{Two, is_refused};
 use crate::world::{Raw, Upstream, config, post_with, request, start};
 
 fn callers(name: &'static str) -> Option<ScopeConfig> {
-    Some(ScopeConfig::Headers(vec![HeaderName::from_static(name)]))
+    Some(ScopeConfig::headers([HeaderName::from_static(name)]))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,7 +106,7 @@ async fn a_dropped_header_cannot_be_scope_or_fingerprint() {
         let name: HeaderName = name.parse().unwrap();
         let plain = config("http://127.0.0.1:1".parse().unwrap());
         let mut scope = plain.clone();
-        scope.policy.scope = Some(ScopeConfig::Headers(vec![name.clone()]));
+        scope.policy.scope = Some(ScopeConfig::headers([name.clone()]));
         let error = hapax_gateway::Gateway::start(scope).await.unwrap_err().to_string();
         assert!(error.contains("`scope` cannot be"), "{error}");
         let mut fingerprint = plain;

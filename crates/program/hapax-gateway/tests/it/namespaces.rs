@@ -17,7 +17,7 @@ fn on(url: &str, upstream: &Upstream, namespace: &str) -> Config {
 }
 
 fn scoped(mut config: Config, header: &'static str) -> Config {
-    config.policy.scope = Some(ScopeConfig::Headers(vec![http::HeaderName::from_static(header)]));
+    config.policy.scope = Some(ScopeConfig::headers([http::HeaderName::from_static(header)]));
     config
 }
 

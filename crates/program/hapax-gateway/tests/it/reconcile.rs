@@ -31,7 +31,7 @@ fn reconciling(upstream: &Upstream) -> Config {
     let url = format!("http://{}/outcome?of=this", upstream.address);
     config.policy.reconcile_url = Some(url.parse().unwrap());
     let tenant = HeaderName::from_static("x-tenant");
-    config.policy.scope = Some(ScopeConfig::Headers(vec![AUTHORIZATION, tenant, HOST]));
+    config.policy.scope = Some(ScopeConfig::headers([AUTHORIZATION, tenant, HOST]));
     config.policy.upstream_timeout = Duration::from_secs(60);
     config
 }

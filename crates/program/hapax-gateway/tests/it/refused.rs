@@ -57,11 +57,11 @@ async fn a_contradictory_configuration_is_rejected_at_start() {
             it.policy.store_outage = StoreOutage::Open;
         }),
         ("must not have a path", |it| it.upstream = "http://a/b".parse().unwrap()),
-        ("names no header", |it| it.policy.scope = Some(ScopeConfig::Headers(vec![]))),
-        ("strips that header", |it| it.policy.scope = Some(ScopeConfig::Headers(vec![CONNECTION]))),
+        ("names no header", |it| it.policy.scope = Some(ScopeConfig::headers([]))),
+        ("strips that header", |it| it.policy.scope = Some(ScopeConfig::headers([CONNECTION]))),
         ("strips that header", |it| {
             it.policy.scope =
-                Some(ScopeConfig::Headers(vec![HeaderName::from_static("idempotency-key")]));
+                Some(ScopeConfig::headers([HeaderName::from_static("idempotency-key")]));
         }),
         ("`key_header` cannot be `authorization`", |it| it.policy.key_header = AUTHORIZATION),
         ("`key_header` cannot be `idempotency-fence`", |it| {
@@ -69,7 +69,7 @@ async fn a_contradictory_configuration_is_rejected_at_start() {
         }),
         ("`key_header` cannot be `x-user`", |it| {
             it.policy.key_header = HeaderName::from_static("x-user");
-            it.policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-user")]));
+            it.policy.scope = Some(ScopeConfig::headers([HeaderName::from_static("x-user")]));
         }),
         ("expected at least one method", |it| it.policy.methods.clear()),
         ("lease is zero", |it| it.policy.lease = Duration::ZERO),
@@ -178,8 +178,7 @@ async fn a_header_that_does_not_name_the_caller_is_rejected_as_scope() {
         "idempotency_key",
     ] {
         let mut config = config("http://127.0.0.1:1".parse().unwrap());
-        config.policy.scope =
-            Some(ScopeConfig::Headers(vec![AUTHORIZATION, name.parse().unwrap()]));
+        config.policy.scope = Some(ScopeConfig::headers([AUTHORIZATION, name.parse().unwrap()]));
         let error = Gateway::start(config).await.unwrap_err().to_string();
         assert!(error.contains("strips that header") && error.contains(name), "{error}");
     }
@@ -253,7 +252,7 @@ async fn callers_with_the_same_key_have_separate_records() {
 async fn credentials_that_change_with_each_request_are_rejected() {
     let upstream = Upstream::counting().await;
     let mut strict = config(upstream.url());
-    strict.policy.scope = Some(ScopeConfig::Headers(vec![AUTHORIZATION]));
+    strict.policy.scope = Some(ScopeConfig::headers([AUTHORIZATION]));
     let strict = start(strict).await;
     for credentials in ["Digest a", "AWS4-HMAC-SHA256 a", "Signature a", "DPoP a"] {
         let fields = [("idempotency-key", "k"), ("authorization", credentials)];
@@ -267,7 +266,7 @@ async fn credentials_that_change_with_each_request_are_rejected() {
     assert_eq!(upstream.seen().len(), 0);
 
     let mut shared = config(upstream.url());
-    shared.policy.scope = Some(ScopeConfig::Headers(vec![AUTHORIZATION]));
+    shared.policy.scope = Some(ScopeConfig::headers([AUTHORIZATION]));
     shared.policy.scope_missing = Some(MissingScope::Shared);
     let shared = start(shared).await;
     assert_eq!(post(shared.local_addr(), "/", "k", "x").await.status, 201);

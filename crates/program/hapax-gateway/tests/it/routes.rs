@@ -31,7 +31,7 @@ async fn each_route_applies_its_own_policy() {
     let strict = route(&config, "/strict/{*rest}", |policy| {
         policy.key = KeyRule::Required;
         policy.docs_url = docs("https://docs.example/strict");
-        policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-user")]));
+        policy.scope = Some(ScopeConfig::headers([HeaderName::from_static("x-user")]));
         policy.scope_missing = None;
         policy.max_request_body = 4;
         policy.methods = vec![http::Method::PUT, http::Method::POST];
@@ -153,7 +153,7 @@ async fn operators_find_keys_of_every_scope() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     let user = route(&config, "/user", |policy| {
-        policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-user")]));
+        policy.scope = Some(ScopeConfig::headers([HeaderName::from_static("x-user")]));
     });
     config.routes = vec![user];
     let gateway = start(config).await;
@@ -331,7 +331,7 @@ async fn wire_30_cors_headers_are_those_of_the_route() {
         policy.cors = Some(Cors::new(Origins::List(vec!["https://a.example".to_owned()])));
         policy.key_header = HeaderName::from_static("x-idempotency-key");
         let names = ["x-tenant", "authorization"].map(HeaderName::from_static);
-        policy.scope = Some(ScopeConfig::Headers(names.to_vec()));
+        policy.scope = Some(ScopeConfig::headers(names.to_vec()));
     });
     config.routes = vec![shop, other];
     let gateway = start(config).await;

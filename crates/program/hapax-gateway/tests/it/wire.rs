@@ -164,8 +164,8 @@ fn config(
     config.drain_timeout = policy.grace;
     let (scope, scope_missing) = match &policy.callers {
         ScenarioScope::Shared => (hapax_gateway::ScopeConfig::Everyone, None),
-        ScenarioScope::Headers(names, missing) => {
-            (hapax_gateway::ScopeConfig::Headers(names.clone()), Some(*missing))
+        ScenarioScope::Parts(parts, missing) => {
+            (hapax_gateway::ScopeConfig::Parts(parts.clone()), Some(*missing))
         }
     };
     config.policy = PolicyConfig {

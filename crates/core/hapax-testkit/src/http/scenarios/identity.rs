@@ -1,4 +1,4 @@
-//! Scenarios of statements 6–8, 35 and 37: scope and fingerprint.
+//! Scenarios of statements 6–8 and 35–37: scope and fingerprint.
 
 use hapax_core::{JsonPointers, OnUnknown};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
@@ -11,8 +11,8 @@ use crate::http::{
 };
 
 fn by(names: &[&'static str], missing: MissingScope) -> ScenarioPolicy {
-    let names = names.iter().map(|name| HeaderName::from_static(name)).collect();
-    ScenarioPolicy { callers: ScenarioScope::Headers(names, missing), ..ScenarioPolicy::default() }
+    let parts = names.iter().map(|name| name.parse().unwrap()).collect();
+    ScenarioPolicy { callers: ScenarioScope::Parts(parts, missing), ..ScenarioPolicy::default() }
 }
 
 pub async fn w06_two_scopes_have_separate_records(arena: ScenarioContext) {
@@ -81,6 +81,44 @@ pub async fn w06_a_missing_scope_is_rejected(arena: ScenarioContext) {
     assert_eq!(runs.count(), 0);
     let tenant = arena.unique("tenant");
     stage.send(stage.post("k").header("x-tenant", &tenant)).await.is_first(201, "1");
+}
+
+pub async fn w36_one_cookie_may_name_the_caller(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(by(&["cookie:session"], MissingScope::Reject), counting(&runs)).await;
+    let (anna, ben) = (arena.unique("anna"), arena.unique("ben"));
+    let with = |cookies: String| stage.post("k").header("cookie", cookies);
+    stage.send(with(format!("theme=dark; session={anna}; _ga=1"))).await.is_first(201, "1");
+    // Other cookies, their order and lines do not count.
+    stage.send(with(format!("session={anna}"))).await.is_replay(201, "1");
+    let lines = with("_ga=2;mysession=x".to_owned()).more("cookie", format!("session={anna}"));
+    stage.send(lines).await.is_replay(201, "1");
+    stage.send(with(format!("session={ben}; _ga=1"))).await.is_first(201, "2");
+    for missing in ["theme=dark", "session=", "Session=x", "session"] {
+        stage.send(with(missing.to_owned())).await.is_rejected(400, "missing-scope");
+    }
+    stage.send(stage.post("k")).await.is_rejected(400, "missing-scope");
+    let twice = with(format!("session={ben}; session={anna}"));
+    stage.send(twice).await.is_rejected(400, "malformed-request");
+    let lines = with(format!("session={ben}")).more("cookie", format!("session={ben}"));
+    stage.send(lines).await.is_rejected(400, "malformed-request");
+    assert_eq!(runs.count(), 2);
+}
+
+pub async fn w36_a_cookie_and_a_header_name_the_caller_together(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let parts = ["x-tenant", "cookie:session"];
+    let stage = arena.start(by(&parts, MissingScope::Shared), counting(&runs)).await;
+    let tenant = arena.unique("tenant");
+    let of = |cookies: &str| {
+        let post = stage.post("k").header("x-tenant", &tenant);
+        if cookies.is_empty() { post } else { post.header("cookie", cookies) }
+    };
+    for (cookies, run) in [("session=a", "1"), ("session=b", "2"), ("", "3")] {
+        stage.send(of(cookies)).await.is_first(201, run);
+        stage.send(of(cookies)).await.is_replay(201, run);
+    }
+    stage.send(of("x=1")).await.is_replay(201, "3");
 }
 
 pub async fn w06_a_missing_scope_may_be_a_shared_scope(arena: ScenarioContext) {

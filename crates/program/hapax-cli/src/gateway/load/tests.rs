@@ -338,7 +338,7 @@ fn lists_may_have_spaces_as_flags_too() {
     let flags = [
         "--upstream=http://127.0.0.1:3000",
         "--methods=POST, PATCH",
-        "--scope=authorization , x-tenant",
+        "--scope=authorization , x-tenant, cookie:sid",
         "--fingerprint-only=/a, /b",
         "--trust-forwarded=loopback, 10.0.0.0/8",
         "--cors-origins=https://a, https://b",

@@ -257,8 +257,9 @@ settings! {
     grammar: Choice<Grammar> => (|it| it.grammar);
     /// Protected methods
     methods: Methods => (|it| it.methods);
-    /// Request headers whose values together name the caller, so that the same key of two callers
-    /// is two keys; `none` gives all callers one scope, in which they get each other's responses
+    /// Request headers, and cookies as cookie:NAME, whose values together name the caller, so that the
+    /// same key of two callers is two keys; `none` gives all callers one scope, in which they get each
+    /// other's responses
     scope: Option<Callers> = "authorization" => (|it| it.scope);
     /// Handling of a request with a key in which a scope header is missing or empty. reject: 400;
     /// shared: one scope for all such callers, who get each other's responses

@@ -12,7 +12,7 @@ use hapax_http::classify::Profile;
 use hapax_http::fingerprint::BodyForm;
 use hapax_http::header::Grammar;
 use hapax_http::problem::DocsUrl;
-use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, ScopePart, StoreOutage};
 use hapax_http::statuses::StatusRange;
 use hapax_proxy::{ByteSize, IpNetwork, UpstreamProtocol, parse_duration};
 use http::{HeaderName, Method, Uri};
@@ -268,15 +268,15 @@ setting_types! {
             CorsHeaders::List(names) => texts_or_none(names),
         }
     }
-    /// Names of headers that name the caller; `none` alone for one scope for everyone.
+    /// Parts of a request that name the caller; `none` alone for one scope for everyone.
     Callers: ScopeConfig = List "HEADER,…" {
         |words| match words {
             [none] if none == NONE => Ok(ScopeConfig::Everyone),
-            words => list_or_none(words, header).map(ScopeConfig::Headers),
+            words => list_or_none(words, part_of_scope).map(ScopeConfig::Parts),
         },
         |scope| match scope {
             ScopeConfig::Everyone => one(NONE),
-            ScopeConfig::Headers(names) => texts(names),
+            ScopeConfig::Parts(parts) => texts(parts),
         }
     }
     Methods: Vec<Method> = List "METHOD,…" {
@@ -375,6 +375,12 @@ fn texts<T: Display>(values: &[T]) -> Vec<String> {
 #[allow(clippy::ptr_arg, reason = "it is a function of the field's type")]
 fn texts_or_none<T: Display>(values: &Vec<T>) -> Vec<String> {
     if values.is_empty() { one(NONE) } else { texts(values) }
+}
+
+fn part_of_scope(word: &str) -> Result<ScopePart, &'static str> {
+    let expected =
+        "expected the name of a header, like x-user, or of a cookie, like cookie:session";
+    word.trim().parse().map_err(|_| expected)
 }
 
 fn header(word: &str) -> Result<HeaderName, &'static str> {
