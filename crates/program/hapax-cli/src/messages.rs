@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::process::ExitCode;
 
 use hapax_messages::RelayLimits;
-use hapax_postgres::PostgresOptions;
+use hapax_postgres::{PostgresConnectError, PostgresOptions};
 use hapax_postgres_messages::{
     DeadLetterQuery, DeadLetterSummary, PgDeadLetterStore, SchemaName, SharedConnection,
     message_schemas,
@@ -95,7 +95,11 @@ fn redrive_destination(origin: &str) -> Cow<'_, str> {
 
 /// Returns the connection to the database of the flags.
 pub(crate) fn connection(url: &HiddenUrl, flag: &str) -> Result<SharedConnection, CliError> {
-    let options: PostgresOptions = url.0.parse().map_err(of(flag))?;
+    let options: PostgresOptions = url.0.parse().map_err(|error| match error {
+        // The file of a certificate may come later.
+        PostgresConnectError::Certificates(_) => of(flag)(error).may_end(),
+        _ => of(flag)(error),
+    })?;
     let options = options.timeout(crate::keys::TIMEOUT);
     Ok(SharedConnection::new(move || {
         let options = options.clone();

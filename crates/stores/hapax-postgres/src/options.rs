@@ -7,9 +7,10 @@ use std::time::Duration;
 use hapax_core::store::parts::QueueLimits;
 use hapax_core::{BufferedEntropy, Entropy, KeyRing, Sealer, Secret};
 use tokio_postgres::Config;
-use tokio_postgres::config::Host;
+use tokio_postgres::config::{Host, SslMode};
 
 use crate::error::PostgresConnectError;
+use crate::tls::certificates::Certificates;
 use crate::tls::{Connected, Connector, Plain, drive};
 
 /// Options of a [`PostgresStore`](crate::PostgresStore). Each method returns the changed options.
@@ -240,19 +241,29 @@ impl FromStr for PostgresOptions {
 
     /// Parses `postgres://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETER=VALUE`, or libpq's
     /// `name=value` form. `sslmode=verify-full` and `verify-ca` mean `require`, which trusts
-    /// certificates only.
+    /// certificates only. In a URL, `sslrootcert`, `sslcert` and `sslkey` name files in PEM, which are read now, and
+    /// imply `require`; `sslrootcert=system`, the default, trusts the roots of the operating system.
     fn from_str(url: &str) -> Result<Self, PostgresConnectError> {
         // The client supports no more than `require`, and checks less with it than our TLS, which
         // always verifies certificates.
         let strict = ["sslmode=verify-full", "sslmode=verify-ca"];
         let url =
             strict.iter().fold(url.to_owned(), |url, mode| url.replace(mode, "sslmode=require"));
-        let options = url.parse().map(Self::new).map_err(PostgresConnectError::Url)?;
-        #[cfg(feature = "tls")]
-        if options.config.get_ssl_mode() == tokio_postgres::config::SslMode::Require {
-            let tls = crate::tls::rustls::Rustls::new(&Default::default())?;
-            return Ok(options.tls(Arc::new(tls)));
+        let (url, certificates) = Certificates::of(&url);
+        let mut config: Config = url.parse().map_err(PostgresConnectError::Url)?;
+        match config.get_ssl_mode() {
+            SslMode::Disable if certificates.are_given() => {
+                let text = "expected sslmode=require beside certificates, found disable";
+                return Err(PostgresConnectError::Certificates(text.to_owned()));
+            }
+            SslMode::Require => {}
+            _ if certificates.are_given() => drop(config.ssl_mode(SslMode::Require)),
+            _ => return Ok(Self::new(config)),
         }
-        Ok(options)
+        // Without the feature `tls`, a URL without certificates may be opened with another connector.
+        if !cfg!(feature = "tls") && !certificates.are_given() {
+            return Ok(Self::new(config));
+        }
+        certificates.secure(Self::new(config))
     }
 }

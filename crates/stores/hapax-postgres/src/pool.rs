@@ -1,10 +1,5 @@
 //! The store on the server of an sqlx pool.
 
-#[cfg(feature = "tls")]
-use std::fs;
-#[cfg(feature = "tls")]
-use std::sync::Arc;
-
 use percent_encoding::percent_decode_str;
 use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgSslMode};
@@ -14,10 +9,7 @@ use tokio_postgres::config::SslMode;
 use crate::error::PostgresConnectError;
 use crate::options::PostgresOptions;
 use crate::store::PostgresStore;
-
-/// The prefix with which sqlx shows a certificate that is a file.
-#[cfg(feature = "tls")]
-const FILE: &str = "file: ";
+use crate::tls::certificates::{CERTIFICATE_PARAMETERS, Certificates};
 
 impl PostgresOptions {
     /// Returns options for the server of `pool`, with its role, password, database and TLS.
@@ -57,7 +49,7 @@ impl PostgresOptions {
             }
             PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull => {
                 config.ssl_mode(SslMode::Require);
-                hidden.secured(Self::new(config))
+                hidden.certificates.secure(Self::new(config))
             }
         }
     }
@@ -85,12 +77,9 @@ impl PostgresStore {
 }
 
 /// Options of a pool that only its URL shows.
-#[cfg_attr(not(feature = "tls"), allow(dead_code, reason = "certificates need TLS"))]
 struct Hidden {
     password: Option<String>,
-    roots: Option<String>,
-    certificate: Option<String>,
-    key: Option<String>,
+    certificates: Certificates,
 }
 
 impl Hidden {
@@ -103,42 +92,7 @@ impl Hidden {
         };
         let decoded = |text| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let password = url.password().map(decoded);
-        Self {
-            password,
-            roots: value("sslrootcert"),
-            certificate: value("sslcert"),
-            key: value("sslkey"),
-        }
-    }
-
-    #[cfg(feature = "tls")]
-    fn secured(self, options: PostgresOptions) -> Result<PostgresOptions, PostgresConnectError> {
-        use crate::tls::rustls::{Rustls, RustlsCertificates};
-
-        let roots = self.roots.as_deref().map(pem).transpose()?;
-        let certificate = self.certificate.as_deref().map(pem).transpose()?;
-        let key = self.key.as_deref().map(pem).transpose()?;
-        let client = match (&certificate, &key) {
-            (Some(certificate), Some(key)) => Some((certificate.as_slice(), key.as_slice())),
-            (None, None) => None,
-            _ => return Err(PostgresConnectError::Pool("a client certificate without its key")),
-        };
-        let certificates = RustlsCertificates { roots: roots.as_deref(), client };
-        Ok(options.tls(Arc::new(Rustls::new(&certificates)?)))
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn secured(self, _: PostgresOptions) -> Result<PostgresOptions, PostgresConnectError> {
-        Err(PostgresConnectError::Pool("TLS, which needs the feature `tls`"))
-    }
-}
-
-/// Reads a certificate or key as sqlx shows it: PEM, or the path of a file.
-#[cfg(feature = "tls")]
-fn pem(shown: &str) -> Result<Vec<u8>, PostgresConnectError> {
-    match shown.strip_prefix(FILE) {
-        Some(path) => fs::read(path)
-            .map_err(|error| PostgresConnectError::Certificates(format!("{path}: {error}"))),
-        None => Ok(shown.as_bytes().to_vec()),
+        let [roots, certificate, key] = CERTIFICATE_PARAMETERS.map(value);
+        Self { password, certificates: Certificates { roots, certificate, key } }
     }
 }

@@ -1,5 +1,6 @@
 //! Making connections, encrypted or not.
 
+pub(crate) mod certificates;
 #[cfg(feature = "tls")]
 pub(crate) mod rustls;
 

@@ -119,7 +119,9 @@ impl ServerUrl {
     pub fn is_unencrypted(&self) -> bool {
         let encrypted = self.0.starts_with("rediss")
             || self.0.contains("sslmode=require")
-            || self.0.contains("sslmode=verify-");
+            || self.0.contains("sslmode=verify-")
+            || self.0.contains("sslrootcert=")
+            || self.0.contains("sslcert=");
         let (_, rest) = self.0.split_once("://").unwrap_or_default();
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         let hosts = authority.rsplit('@').next().unwrap_or_default();
@@ -329,6 +331,8 @@ mod tests {
             ("postgres://u:p@db/x", true),
             ("postgres://u:p@db/x?sslmode=require", false),
             ("postgres://u:p@db/x?sslmode=verify-full", false),
+            ("postgres://u:p@db/x?sslrootcert=/etc/ca.pem", false),
+            ("postgres://u:p@db/x?sslcert=c.pem&sslkey=k.pem", false),
         ] {
             let url: StoreUrl = url.parse().unwrap();
             let StoreUrl::Server(server) = &url else { panic!() };

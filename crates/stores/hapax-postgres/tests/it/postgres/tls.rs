@@ -85,3 +85,46 @@ fn an_invalid_certificate_is_an_error() {
         assert!(matches!(refused, PostgresConnectError::Certificates(_)), "{refused}");
     }
 }
+
+#[tokio::test]
+async fn a_url_names_the_roots_and_the_certificate_of_the_client() {
+    let (authority, folder) = (authority(), tempfile::tempdir().unwrap());
+    let file = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path.display().to_string()
+    };
+    let (own, key) = signed(&authority, "app");
+    let [roots, own, key] = [("ca 1.pem", authority.pem()), ("own.pem", own), ("key.pem", key)]
+        .map(|(name, text)| file(name, &text));
+    let (chain, server_key) = signed(&authority, "127.0.0.1");
+    let server =
+        PostgresServerOptions::new().encrypted(chain, server_key).set("ssl_ca_file", &*roots);
+    let server = PostgresServer::start_with(server).await;
+    let url = |parameters: &str| {
+        format!("{}?{parameters}", server.url("postgres")).parse::<PostgresOptions>()
+    };
+    let escaped = roots.replace(' ', "%20");
+    let with_client = url(&format!("sslrootcert={escaped}&sslcert={own}&sslkey={key}"));
+    let client = with_client.unwrap().client().await.unwrap();
+    let own_session =
+        "SELECT ssl, client_dn IS NOT NULL FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+    let row = client.query_one(own_session, &[]).await.unwrap();
+    assert_eq!((row.get(0), row.get(1)), (true, true));
+    let only_roots = url(&format!("sslmode=verify-full&sslrootcert={escaped}&application_name=a"));
+    let client = only_roots.unwrap().client().await.unwrap();
+    let row = client.query_one(own_session, &[]).await.unwrap();
+    assert_eq!((row.get(0), row.get(1)), (true, false));
+
+    let system = url("sslrootcert=system").unwrap().client().await.unwrap_err();
+    assert!(matches!(system, PostgresConnectError::Connect(_)), "{system}");
+    for (parameters, expected) in [
+        ("sslrootcert=/none/ca.pem".to_owned(), "/none/ca.pem"),
+        (format!("sslcert={own}"), "expected sslcert and sslkey together"),
+        (format!("sslmode=disable&sslrootcert={escaped}"), "expected sslmode=require"),
+    ] {
+        let error = url(&parameters).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!(matches!(error, PostgresConnectError::Certificates(_)), "{error}");
+    }
+}
