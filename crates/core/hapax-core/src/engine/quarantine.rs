@@ -104,10 +104,11 @@ impl Quarantines<'_> {
         (state.valid_until, state.has_failed) = (until, false);
     }
 
-    /// Moves the time of [`set_valid_until`](Self::set_valid_until) to `until`, unless it is later or was not set.
+    /// Moves the time of [`set_valid_until`](Self::set_valid_until) to `until`, unless that has passed, or the time is
+    /// later or was not set.
     pub fn extend_validity(&self, until: Duration) {
-        let mut state = self.state();
-        if state.valid_until.is_some_and(|valid| valid < until) {
+        let (now, mut state) = (self.time(), self.state());
+        if now < until && state.valid_until.is_some_and(|valid| valid < until) {
             (state.valid_until, state.has_failed) = (Some(until), false);
         }
     }

@@ -25,8 +25,8 @@ use crate::keys::rfc3339;
 /// success no key without a record executes.
 const RETRY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(2)];
 
-/// The most swaps of one change: each one after a conflict with another process.
-const MAX_CONFLICTS: u32 = 100;
+/// The most swaps of one change: each one after a conflict with another process. Their pauses take 10 s on average.
+const MAX_CONFLICTS: u32 = 30;
 
 /// The conflicts after which the pause before the next swap grows no more.
 const MAX_PAUSES: u32 = 20;
@@ -65,6 +65,8 @@ struct UserState {
     applied: Vec<StoreQuarantine>,
     /// Ids of the quarantines of a store for one process that do not apply to it, as of the last read.
     not_applied: Vec<String>,
+    /// A time before the last write of the entry.
+    written_at: Option<Duration>,
 }
 
 /// Errors of an entry into the register.
@@ -89,7 +91,7 @@ enum RegisterFault {
     )]
     Content(#[source] serde_json::Error),
     #[error(
-        "expected to change the register within 100 swaps, found a change of another process before each: repeat the \
+        "expected to change the register within 30 swaps, found a change of another process before each: repeat the \
          command, or start the process again"
     )]
     Conflicts,
@@ -124,7 +126,7 @@ impl StoreRegister {
         Ok(users)
     }
 
-    /// Enters a process. If the register has an entry that differs, it waits for at most 15 seconds to see whether
+    /// Enters a process. If the register has an entry that differs, it waits for at most 30 seconds to see whether
     /// that is written again: its process may have ended, or the store may have been unavailable.
     ///
     /// The quarantines of the store apply to `engine` from then on, for as long as [`refresh`](RegisteredUser::refresh)
@@ -159,7 +161,7 @@ impl StoreRegister {
             let Some((since, entries)) = &first else {
                 tracing::info!(
                     user = differing[0].0.name,
-                    "waiting for at most 15 seconds to see whether a process with other settings still runs"
+                    "waiting for at most 30 seconds to see whether a process with other settings still runs"
                 );
                 let entries = differing.iter().map(|(it, _)| (it.id.clone(), it.seen)).collect();
                 first = Some((seen.now, entries));
@@ -185,6 +187,7 @@ impl StoreRegister {
                 is_first,
                 applied: Vec::new(),
                 not_applied: Vec::new(),
+                written_at: None,
             })),
             applying: Arc::default(),
         };
@@ -236,6 +239,7 @@ impl StoreRegister {
             is_first: false,
             applied: Vec::new(),
             not_applied: Vec::new(),
+            written_at: None,
         }));
         RegisteredUser {
             register: self.clone(),
@@ -258,16 +262,27 @@ impl StoreRegister {
         self.within(self.store.load(&register_id())).await
     }
 
-    /// Applies a change, and returns what was written with the time of the write. `change` is called for each content that
-    /// is found, with the time at which it was.
+    /// Applies a change, and returns what was written with the time of the write.
     pub(super) async fn change(
         &self,
-        mut change: impl FnMut(&mut RegisterContent, Timestamp),
+        change: impl Fn(&mut RegisterContent, Timestamp),
     ) -> Result<(RegisterContent, Timestamp), StoreError> {
-        let mut seen = self.load().await?;
+        self.change_timed(|| Duration::ZERO, |content, now, _| change(content, now)).await
+    }
+
+    /// Applies a change. `change` is called for each content that is found, with its time by the clock of the store, and
+    /// with the result of `time` before it was loaded.
+    async fn change_timed(
+        &self,
+        time: impl Fn() -> Duration,
+        mut change: impl FnMut(&mut RegisterContent, Timestamp, Duration),
+    ) -> Result<(RegisterContent, Timestamp), StoreError> {
         for conflicts in 1..=MAX_CONFLICTS {
+            // A content that came with a conflict would be old after the pause.
+            let at = time();
+            let seen = self.load().await?;
             let (mut changed, now) = (content(&seen)?, seen.now);
-            change(&mut changed, now);
+            change(&mut changed, now, at);
             let swap = swap(&seen, &changed)?;
             match self.swap(swap).await? {
                 Swapped::Stored(_) => return Ok((changed, now)),
@@ -277,8 +292,6 @@ impl StoreRegister {
                     // Up to 50 ms times the conflicts so far: the more processes, the rarer the attempts of each.
                     let pause = u64::from(byte[0]) * u64::from(conflicts.min(MAX_PAUSES)) / 5;
                     sleep(Duration::from_millis(pause)).await;
-                    // After the pause another process may have written again.
-                    seen = self.load().await?;
                 }
             }
         }
@@ -351,6 +364,11 @@ impl RegisteredUser {
         &self.register
     }
 
+    /// Returns whether a quarantine applies to this process, as of the last read.
+    pub(super) fn applies(&self, id: &str) -> bool {
+        self.state().applied.iter().any(|it| it.id == id)
+    }
+
     pub(super) fn user(&self) -> StoreUser {
         self.state().user.clone()
     }
@@ -410,8 +428,8 @@ impl RegisteredUser {
         match self.register.is_shared() {
             true => tracing::warn!(
                 %error,
-                "the register of the store was not written: from 10 s after the last write that was read on, keys without a \
-                 record do not execute (in an outage: routes with store_outage = \"open\" execute unprotected)"
+                "the register of the store was not written: from 10 s after the last success on, or 30 s while other processes \
+                 write it, keys without a record do not execute (in an outage: routes with store_outage = \"open\" execute unprotected)"
             ),
             false => tracing::warn!(
                 %error,
@@ -488,8 +506,14 @@ impl RegisteredUser {
             return;
         }
         let id = self.state().user.id.clone();
-        if let Err(error) = self.register.change(|content, _| content.remove(&id)).await {
-            tracing::debug!(%error, "the entry in the register of the store lapses");
+        let removing = self.register.change(|content, _| content.remove(&id));
+        // The end of a process does not wait for others that write the register.
+        match timeout(self.register.timeout, removing).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the entry in the register of the store lapses")
+            }
+            Err(_) => tracing::debug!("the entry in the register of the store lapses"),
         }
     }
 
@@ -501,24 +525,26 @@ impl RegisteredUser {
     async fn write_without(&self, ended: &BTreeMap<String, u64>) -> Result<(), StoreError> {
         let user = self.state().user.clone();
         let quarantines = self.engine.quarantines();
-        // Times before the call that found the last content, and before the next call.
-        let (mut at, mut next) = (quarantines.time(), quarantines.time());
-        let change = |content: &mut RegisterContent, now| {
-            at = next;
-            let written = content.last_write(now);
+        let mut at = Duration::ZERO;
+        let change = |content: &mut RegisterContent, now: Timestamp, loaded_at| {
+            at = loaded_at;
+            let last_write = content.last_write(now);
             content.users.retain(|it| ended.get(&it.id) != Some(&it.seen));
             // Applied before the write that confirms them.
             let mut confirmed = self.confirm(content, now);
             // A quarantine that is missing here begins after the last write, and is in force 10 s after it begins. So a
-            // process that others keep from writing goes on.
-            if let Some(written) = written {
-                quarantines.extend_validity((at + LAPSE).saturating_sub(now.since(written)));
+            // process that others keep from writing goes on: until a process that differs from it may enter, which waits
+            // for a write of this one.
+            let own_write = self.state().written_at;
+            if let Some((last_write, own_write)) = last_write.zip(own_write) {
+                let until = (at + LAPSE).saturating_sub(now.since(last_write));
+                quarantines.extend_validity(until.min(own_write + WATCH));
             }
             confirmed.truncate(MAX_CONFIRMED);
             content.enter(&StoreUser { confirmed, ..user.clone() }, now);
-            next = quarantines.time();
         };
-        let (content, now) = self.register.change(change).await?;
+        let changed = self.register.change_timed(|| quarantines.time(), change).await;
+        let (content, now) = changed?;
         if !content.users.iter().any(|it| it.id == user.id) {
             return Err(StoreError::unavailable(RegisterFault::Full));
         }
@@ -526,7 +552,9 @@ impl RegisteredUser {
         quarantines.set_valid_until(Some(at + LAPSE));
         // An entry that differs counts for longer than its process counts as running: see `enter`.
         let others = content.users.into_iter().filter(|it| it.id != user.id && it.is_running(now));
-        self.state().others = others.collect();
+        let mut state = self.state();
+        state.others = others.collect();
+        state.written_at = Some(at);
         Ok(())
     }
 

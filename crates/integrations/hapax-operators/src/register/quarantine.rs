@@ -366,8 +366,11 @@ impl RegisteredUser {
         // Without a reply it may have begun.
         let applied = self.apply().await;
         let id = begun?;
-        applied?;
-        Ok(id)
+        match applied {
+            // A write that lost each swap has read, and applied, what there is.
+            Err(_) if self.applies(&id) => Ok(id),
+            applied => Ok(applied.map(|()| id)?),
+        }
     }
 
     /// Ends a quarantine as [`StoreRegister::end_quarantine`] does, and applies that in this process.
