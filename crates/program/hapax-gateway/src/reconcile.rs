@@ -13,11 +13,11 @@ use hapax_http::header::{
     IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_OUTCOME,
     operation_id,
 };
-use hapax_http::server::{Reconcile, ReconcileRequest, ReconciledResponse};
+use hapax_http::server::{Reconcile, ReconcileRequest, ReconciledResponse, ScopePart};
 use hapax_http::stored_response::bodiless;
 use hapax_proxy::headers::X_FORWARDED_HOST;
 use hapax_proxy::{ConnectOptions, Origin, ReceivedBody, Upstream, UpstreamError};
-use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
@@ -102,8 +102,8 @@ impl ReconcileReply {
 pub(crate) struct ReconcileClient {
     upstream: Upstream,
     path: PathAndQuery,
-    /// The scope headers and the key header.
-    shown: Vec<HeaderName>,
+    /// The parts of the scope, and the key header.
+    shown: Vec<ScopePart>,
     max_body: usize,
     readers: Arc<Semaphore>,
     /// Time of the last warning about an unusable response.
@@ -111,11 +111,11 @@ pub(crate) struct ReconcileClient {
 }
 
 impl ReconcileClient {
-    /// Creates a client of `path` at `origin` over HTTP/1.1, which sends the headers `shown` of the
+    /// Creates a client of `path` at `origin` over HTTP/1.1, which sends the parts `shown` of the
     /// retry. A response has at most `max_body` bytes and no pause longer than `timeout`.
     pub(crate) fn new(
         (origin, path): (Origin, PathAndQuery),
-        shown: Vec<HeaderName>,
+        shown: Vec<ScopePart>,
         max_body: usize,
         timeout: Duration,
         connect: &ConnectOptions,
@@ -159,12 +159,23 @@ impl ReconcileClient {
     async fn fetch(&self, undecided: &ReconcileRequest) -> ReconcileReply {
         let mut request = self.request();
         let headers = request.headers_mut();
-        for name in &self.shown {
+        let mut cookies = Vec::new();
+        for part in &self.shown {
+            let ScopePart::Header(name) = part else {
+                cookies.extend(part.cookie(&undecided.request.headers));
+                continue;
+            };
             // The request's `Host` is that of the reconcile URL.
             let shown = if *name == HOST { &X_FORWARDED_HOST } else { name };
             for value in undecided.request.headers.get_all(name) {
                 headers.append(shown, value.clone());
             }
+        }
+        // With all cookies these are sent already.
+        if let Ok(value) = HeaderValue::from_bytes(&cookies.join(&b"; "[..]))
+            && !cookies.is_empty()
+        {
+            headers.entry(COOKIE).or_insert(value);
         }
         headers.insert(IDEMPOTENCY_FENCE, undecided.fence.get().into());
         headers.insert(IDEMPOTENCY_ATTEMPT, undecided.attempt.into());

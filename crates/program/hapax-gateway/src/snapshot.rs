@@ -94,7 +94,7 @@ impl Route {
 }
 
 /// Settings of a reconcile client: URL, request headers, largest body, and timeout.
-type ReconcileTarget = ((Origin, PathAndQuery), Vec<HeaderName>, usize, std::time::Duration);
+type ReconcileTarget = ((Origin, PathAndQuery), Vec<ScopePart>, usize, std::time::Duration);
 
 impl ConfigSnapshot {
     /// Returns the route of a request.
@@ -323,8 +323,8 @@ impl SnapshotBuilder<'_> {
         resolved: &ResolvedPolicy,
     ) -> ReconcileClient {
         let timeout = config.upstream_timeout;
-        let mut shown: Vec<_> = resolved.callers.names().cloned().collect();
-        shown.push(config.key_header.clone());
+        let mut shown = resolved.callers.parts().to_vec();
+        shown.push(config.key_header.clone().into());
         let question = (target, shown, config.max_response_body, timeout);
         let earlier = self.before.map_or(&[][..], |snapshot| &snapshot.reconcile_clients);
         let known = |reconcile_clients: &[(ReconcileTarget, ReconcileClient)]| {

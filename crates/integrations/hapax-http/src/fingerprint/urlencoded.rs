@@ -3,8 +3,9 @@
 //! 1. Pairs are separated by `&`, a name and its value by the first `=`. In both, `+` is a space and `%XX` is a byte. So
 //!    `a+b` is `a%20b`, and `a=` is not `a`.
 //! 2. Pairs keep their order: `items[][name]=x&items[][qty]=1&items[][name]=y` has another meaning in another order.
-//! 3. A body that two readers may decode differently has no pairs: one with an invalid `%`, with a `charset` other than
-//!    UTF-8 or more than one, with a pair named `_charset_`, or with more than [`MAX_PARTS`] pairs.
+//! 3. A body that two readers may decode differently has no pairs: one with an invalid `%`, with a `;`, a space, a control
+//!    or non-ASCII byte that is not encoded, with a `charset` other than UTF-8 or more than one, with a pair named
+//!    `_charset_`, or with more than [`MAX_PARTS`] pairs.
 
 use std::borrow::Cow;
 
@@ -20,7 +21,8 @@ pub(super) fn is_form(kind: &str) -> bool {
 
 /// Returns names and values by turns. A value begins with its `=`; an absent one is empty.
 pub(super) fn pairs<'a>(kind: &str, body: &'a [u8]) -> Option<Vec<Cow<'a, [u8]>>> {
-    if !is_form(kind) || !is_utf8(kind) {
+    let is_plain = |byte: &u8| byte.is_ascii_graphic() && *byte != b';';
+    if !is_form(kind) || !is_utf8(kind) || !body.iter().all(is_plain) {
         return None;
     }
     let mut fields = Vec::new();

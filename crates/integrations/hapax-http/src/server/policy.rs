@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -165,8 +166,8 @@ impl fmt::Debug for RouteOptions {
 pub struct RoutePolicy {
     pub(super) scope: ScopeSource,
     pub(super) options: RouteOptions,
-    /// The warning of a key whose request is not protected.
-    pub(super) key_ignored: Arc<Once>,
+    /// True once a key whose request is not protected was logged.
+    pub(super) key_ignored: Arc<AtomicBool>,
 }
 
 impl RoutePolicy {
@@ -205,7 +206,7 @@ impl RoutePolicy {
             return Err(RouteError::KeyHeader);
         }
         options.statuses.check()?;
-        Ok(Self { scope, options, key_ignored: Arc::new(Once::new()) })
+        Ok(Self { scope, options, key_ignored: Arc::default() })
     }
 
     /// Returns the route's options.

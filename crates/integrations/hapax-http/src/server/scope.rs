@@ -271,6 +271,16 @@ impl ScopePart {
         Ok(())
     }
 
+    /// Returns the cookie of this part as `NAME=VALUE`, without others of the same header. `None` if it is a header, or the
+    /// request does not have the cookie once.
+    #[must_use]
+    pub fn cookie(&self, headers: &HeaderMap) -> Option<Vec<u8>> {
+        let name = self.as_str().strip_prefix(COOKIE_PREFIX)?;
+        let mut found = Vec::new();
+        self.add_values(headers, &mut found).ok()?;
+        found.first().map(|(_, value)| [name.as_bytes(), b"=", value].concat())
+    }
+
     /// Returns the number of its values that are not empty.
     fn count(&self, headers: &HeaderMap) -> Result<usize, ScopeError> {
         let mut found = Vec::new();

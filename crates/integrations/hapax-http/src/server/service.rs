@@ -2,12 +2,13 @@
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hapax_core::{DetachSwitch, Key, Scope};
 use http::request::Parts;
-use http::{HeaderName, Request, Response};
+use http::{HeaderName, Method, Request, Response};
 use tower_service::Service;
 
 use super::drain::DrainPermit;
@@ -119,14 +120,17 @@ fn note_ignored_key(layer: &IdempotencyLayer, policy: &RoutePolicy, parts: &Part
         return;
     }
     layer.observe(policy, RequestEvent::KeyIgnored);
-    policy.key_ignored.call_once(|| {
+    // Any client can send a method that no service has.
+    let is_known =
+        [Method::POST, Method::PUT, Method::PATCH, Method::DELETE].contains(&parts.method);
+    if is_known && !policy.key_ignored.swap(true, Ordering::Relaxed) {
         tracing::warn!(
             method = %parts.method,
             route = %name,
             "a request with a key executes each time that it is sent, since its method is not protected: add it to \
              `methods`, or ignore this if a repetition does no harm (later ones are only counted)"
         );
-    });
+    }
 }
 
 fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {

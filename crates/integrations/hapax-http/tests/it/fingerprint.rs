@@ -262,6 +262,11 @@ fn wire_37_form_data_is_compared_by_its_decoded_pairs_in_order() {
         ("a=1;b=2", "a=1&b=2"),
         ("=a", "a"),
         // Only what both sides decode alike is decoded.
+        ("a=1;b+c", "a=1;b%20c"),
+        ("a=1;b", "a=1%3Bb"),
+        ("a=1& b=2", "a=1&+b=2"),
+        ("a=é", "a=%C3%A9"),
+        ("a=1\r\n", "a=1%0D%0A"),
         ("a+b=%", "a%20b=%"),
         ("a+b=%4", "a%20b=%4"),
         ("a+b=%+4", "a%20b=%+4"),

@@ -35,7 +35,7 @@ impl ReconcileClient {
         let mut request = self.request();
         let headers = request.headers_mut();
         // The route's key header is the last one of `shown`.
-        let key = self.shown.last().cloned().unwrap_or(IDEMPOTENCY_KEY);
+        let key = self.shown.last().map_or(IDEMPOTENCY_KEY, |part| part.header().clone());
         for name in [key, IDEMPOTENCY_OPERATION_ID] {
             let mut random = [0; 32];
             SystemEntropy.fill(&mut random)?;

@@ -31,7 +31,9 @@ fn reconciling(upstream: &Upstream) -> Config {
     let url = format!("http://{}/outcome?of=this", upstream.address);
     config.policy.reconcile_url = Some(url.parse().unwrap());
     let tenant = HeaderName::from_static("x-tenant");
-    config.policy.scope = Some(ScopeConfig::headers([AUTHORIZATION, tenant, HOST]));
+    let [session, device] = ["cookie:session", "cookie:device"].map(|it| it.parse().unwrap());
+    let parts = vec![AUTHORIZATION.into(), session, tenant.into(), device, HOST.into()];
+    config.policy.scope = Some(ScopeConfig::Parts(parts));
     config.policy.upstream_timeout = Duration::from_secs(60);
     config
 }
@@ -41,6 +43,7 @@ async fn send(gateway: &hapax_gateway::RunningGateway) -> Answer {
         ("idempotency-key", "\"k\""),
         ("authorization", "Bearer a"),
         ("x-tenant", "acme"),
+        ("cookie", "_ga=1; device=d; session=s"),
         ("x-other", "1"),
     ];
     post_with(gateway.local_addr(), "/pay", &fields, "x").await
@@ -71,6 +74,11 @@ async fn a_reconciled_response_is_replayed() {
     assert_eq!(question.headers.get_all("host").iter().count(), 1);
     assert_eq!(question.header("host"), upstream.address.to_string());
     assert_eq!(question.header("x-forwarded-host"), "shop.example");
+    // Of the cookies only those that name the caller.
+    assert_eq!(
+        question.headers.get_all("cookie").iter().collect::<Vec<_>>(),
+        ["session=s; device=d"]
+    );
     assert_eq!(question.header("idempotency-key"), "\"k\"");
     for name in ["idempotency-fence", "idempotency-attempt", "idempotency-operation-id"] {
         assert_eq!(question.header(name), execution.header(name), "{name}");
