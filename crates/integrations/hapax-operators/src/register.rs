@@ -17,6 +17,7 @@
 mod live;
 mod paths;
 mod quarantine;
+mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -7,17 +7,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hapax_core::store::{Draft, Snapshot, Stamp, Swap, Swapped};
-use hapax_core::{
-    BoxFuture, Entropy, Extensions, Fingerprint, FingerprintScheme, Idempotency, LeaseId, Notes,
-    OnUnknown, Record, RecordState, Store, StoreError, SystemEntropy, Terms, Timestamp, WriteId,
-};
+use hapax_core::store::{Snapshot, Swap, Swapped};
+use hapax_core::{BoxFuture, Entropy, Idempotency, Store, StoreError, SystemEntropy, Timestamp};
 use tokio::time::{sleep, timeout};
 
 use super::quarantine::{MAX_CONFIRMED, StoreQuarantine};
+use super::record::{content, swap};
 use super::{
-    FORMAT, LAPSE, REFRESH, RegisterContent, RouteNaming, StoreUser, UserDifference, WATCH,
-    register_id,
+    LAPSE, REFRESH, RegisterContent, RouteNaming, StoreUser, UserDifference, WATCH, register_id,
 };
 use crate::keys::rfc3339;
 
@@ -33,9 +30,6 @@ const MAX_PAUSES: u32 = 20;
 
 /// The most times that one swap is sent while its replies are lost.
 const MAX_COPIES: u32 = 3;
-
-/// Lease of the record, which is not renewed: a store removes no record earlier than a lease after it expires.
-const LEASE: Duration = Duration::from_secs(1);
 
 /// The register of one store.
 #[derive(Clone, Debug)]
@@ -85,7 +79,7 @@ pub enum RegisterError {
 
 /// Reasons for which a register is not read or written although the store answers.
 #[derive(Debug, thiserror::Error)]
-enum RegisterFault {
+pub(super) enum RegisterFault {
     #[error(
         "expected a register of this version, found another encoding: run the version that wrote it: {0}"
     )]
@@ -584,39 +578,4 @@ fn log_changes(before: &[StoreQuarantine], after: &[StoreQuarantine]) {
             "a quarantine of the store has ended: keys without a record execute again"
         );
     }
-}
-
-/// Returns the content of a register that was loaded; an absent one is empty. One that cannot be read is not replaced: a
-/// later version may have written it.
-pub(super) fn content(seen: &Snapshot) -> Result<RegisterContent, StoreError> {
-    match seen.stored.as_ref().map(|stored| &stored.record.state) {
-        Some(RecordState::Done(outcome)) => RegisterContent::decode(outcome)
-            .map_err(|error| StoreError::unavailable(RegisterFault::Content(error))),
-        _ => Ok(RegisterContent::default()),
-    }
-}
-
-fn swap(seen: &Snapshot, content: &RegisterContent) -> Result<Swap, StoreError> {
-    let fresh = |error| StoreError::unavailable(error);
-    let entropy: &dyn Entropy = &SystemEntropy;
-    let lease_id = LeaseId::fresh(entropy).map_err(fresh)?;
-    let record = Record {
-        scheme: FingerprintScheme::new(FORMAT).map_err(StoreError::unavailable)?,
-        fingerprint: Fingerprint::builder(FORMAT).finish(),
-        lease_id,
-        generation: lease_id,
-        attempt: 1,
-        // It is no operation: a store that was emptied accepts it before an operator confirms the store.
-        terms: Terms { lease: LEASE, retention: LAPSE, on_unknown: OnUnknown::Reexecute },
-        checkpoint: None,
-        notes: Notes::default(),
-        extensions: Extensions::default(),
-        state: RecordState::Done(content.encode().map_err(StoreError::unavailable)?),
-    };
-    Ok(Swap {
-        id: register_id(),
-        expected: seen.stored.as_ref().map(|stored| stored.write_id),
-        write_id: WriteId::fresh(entropy).map_err(fresh)?,
-        draft: Draft { record, stamp: Stamp::NextFence, lease: Duration::ZERO, keep: None },
-    })
 }

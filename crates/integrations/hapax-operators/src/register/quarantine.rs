@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_core::{Entropy, Namespace, Quarantine, StoreError, SystemEntropy, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::live::content;
+use super::record::content;
 use super::{LAPSE, RegisterContent, RegisteredUser, StoreRegister, StoreUser};
 use crate::keys::rfc3339;
 

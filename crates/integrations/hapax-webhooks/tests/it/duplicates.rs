@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderValue, StatusCode};
 use hapax_core::{Inspect, Key, OnUnknown};
 use hapax_http::server::RoutePolicy;
+use hapax_http::server::ScopePart;
 use hapax_operators::{
     Audit, Decider, Decision, DecisionChannel, OperatorRecords, OperatorVerdict,
 };
@@ -52,8 +53,8 @@ async fn a_manual_resend_is_replayed_whatever_its_signature_and_time() {
 }
 
 /// The headers that `hapax keys release evt_1 --scope 'webhook-source: stripe'` makes a scope of.
-fn scope() -> [(HeaderName, HeaderValue); 1] {
-    [(HeaderName::from_static("webhook-source"), HeaderValue::from_static("stripe"))]
+fn scope() -> [(ScopePart, HeaderValue); 1] {
+    [("webhook-source".parse().unwrap(), HeaderValue::from_static("stripe"))]
 }
 
 #[tokio::test]

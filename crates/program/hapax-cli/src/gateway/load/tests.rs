@@ -321,7 +321,7 @@ fn none_is_an_empty_list_of_headers() {
 fn a_boolean_flag_takes_its_value_with_or_without_an_equals_sign() {
     let shown = |flags: &[&str]| {
         let flags = [&["--upstream=http://127.0.0.1:3000"], flags].concat();
-        args(&flags).and_then(|args| Ok(args.load().unwrap().shown().unwrap()))
+        args(&flags).map(|args| args.load().unwrap().shown().unwrap())
     };
     let expected = shown(&["--expires=true", "--replay-set-cookie=false"]).unwrap();
     for flags in [
