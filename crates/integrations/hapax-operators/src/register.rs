@@ -9,10 +9,9 @@
 //! 4. The register decides nothing about records: a process that is paused for longer than that may find
 //!    another one that differs. Both then log it.
 //! 5. It has the quarantines of the store. A process applies those of its namespace when it writes its entry, which
-//!    confirms them. One that has not read what was written within the last ten seconds, or has itself not written for
-//!    thirty, executes no key without a record, so that ten seconds after its begin a quarantine that every running process
-//!    has confirmed holds for the others too, unless the clock of the store was set back. An exception is an outage of the
-//!    store of more than ten seconds, in which routes with `store_outage = "open"` execute unprotected.
+//!    confirms them. One that has not written for ten seconds executes no key without a record, so that a quarantine
+//!    that every running process has confirmed holds for the others too. An exception is an outage of the store of more than
+//!    ten seconds, in which routes with `store_outage = "open"` execute unprotected.
 
 mod live;
 mod paths;
@@ -34,9 +33,9 @@ pub use quarantine::{MAX_QUARANTINE_DURATION, QuarantineError, QuarantineStart, 
 /// Time between two writes of an entry.
 pub(crate) const REFRESH: Duration = Duration::from_secs(3);
 
-/// Time for which a process that enters waits for a write of one that differs. A process that has not written its entry for
-/// this time executes no key without a record, so the two never do at once.
-pub(crate) const WATCH: Duration = Duration::from_secs(30);
+/// Time for which a process that enters waits for a write of one that differs. It is longer than a write takes after
+/// the store was unavailable.
+pub(crate) const WATCH: Duration = Duration::from_secs(15);
 
 /// Time without a write after which a process counts as ended.
 pub(crate) const LAPSE: Duration = Duration::from_secs(10);
@@ -245,13 +244,6 @@ impl RegisterContent {
         if self.users.len() < MAX_USERS {
             self.users.push(StoreUser { seen: now.as_micros(), ..user.clone() });
         }
-    }
-
-    /// Returns a time at or before the last write, by the clock of the store; `None` if no process is in the register, or
-    /// that clock went back.
-    fn last_write(&self, now: Timestamp) -> Option<Timestamp> {
-        let last = self.users.iter().map(|it| Timestamp::from_micros(it.seen)).max();
-        last.filter(|last| *last <= now)
     }
 
     fn remove(&mut self, id: &str) {

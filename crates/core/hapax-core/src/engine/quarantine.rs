@@ -43,7 +43,7 @@ pub(super) struct QuarantineState {
 /// The quarantine of a claim, before it is known when its client made the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AppliedQuarantine {
-    /// Unknown: what the process has read of the register is too old.
+    /// Unknown: the process has not written the register in time.
     Unread,
     InForce {
         since: Timestamp,
@@ -102,15 +102,6 @@ impl Quarantines<'_> {
     pub fn set_valid_until(&self, until: Option<Duration>) {
         let mut state = self.state();
         (state.valid_until, state.has_failed) = (until, false);
-    }
-
-    /// Moves the time of [`set_valid_until`](Self::set_valid_until) to `until`, unless that has passed, or the time is
-    /// later or was not set.
-    pub fn extend_validity(&self, until: Duration) {
-        let (now, mut state) = (self.time(), self.state());
-        if now < until && state.valid_until.is_some_and(|valid| valid < until) {
-            (state.valid_until, state.has_failed) = (Some(until), false);
-        }
     }
 
     /// Records that the register was not written. Once the time of [`set_valid_until`](Self::set_valid_until) has

@@ -59,8 +59,6 @@ struct UserState {
     applied: Vec<StoreQuarantine>,
     /// Ids of the quarantines of a store for one process that do not apply to it, as of the last read.
     not_applied: Vec<String>,
-    /// A time before the last write of the entry.
-    written_at: Option<Duration>,
 }
 
 /// Errors of an entry into the register.
@@ -120,7 +118,7 @@ impl StoreRegister {
         Ok(users)
     }
 
-    /// Enters a process. If the register has an entry that differs, it waits for at most 30 seconds to see whether
+    /// Enters a process. If the register has an entry that differs, it waits for at most 15 seconds to see whether
     /// that is written again: its process may have ended, or the store may have been unavailable.
     ///
     /// The quarantines of the store apply to `engine` from then on, for as long as [`refresh`](RegisteredUser::refresh)
@@ -155,7 +153,7 @@ impl StoreRegister {
             let Some((since, entries)) = &first else {
                 tracing::info!(
                     user = differing[0].0.name,
-                    "waiting for at most 30 seconds to see whether a process with other settings still runs"
+                    "waiting for at most 15 seconds to see whether a process with other settings still runs"
                 );
                 let entries = differing.iter().map(|(it, _)| (it.id.clone(), it.seen)).collect();
                 first = Some((seen.now, entries));
@@ -181,7 +179,6 @@ impl StoreRegister {
                 is_first,
                 applied: Vec::new(),
                 not_applied: Vec::new(),
-                written_at: None,
             })),
             applying: Arc::default(),
         };
@@ -233,7 +230,6 @@ impl StoreRegister {
             is_first: false,
             applied: Vec::new(),
             not_applied: Vec::new(),
-            written_at: None,
         }));
         RegisteredUser {
             register: self.clone(),
@@ -358,11 +354,6 @@ impl RegisteredUser {
         &self.register
     }
 
-    /// Returns whether a quarantine applies to this process, as of the last read.
-    pub(super) fn applies(&self, id: &str) -> bool {
-        self.state().applied.iter().any(|it| it.id == id)
-    }
-
     pub(super) fn user(&self) -> StoreUser {
         self.state().user.clone()
     }
@@ -422,8 +413,8 @@ impl RegisteredUser {
         match self.register.is_shared() {
             true => tracing::warn!(
                 %error,
-                "the register of the store was not written: from 10 s after the last success on, or 30 s while other processes \
-                 write it, keys without a record do not execute (in an outage: routes with store_outage = \"open\" execute unprotected)"
+                "the register of the store was not written: from 10 s after the last success on, keys without a record do \
+                 not execute (in an outage: routes with store_outage = \"open\" execute unprotected)"
             ),
             false => tracing::warn!(
                 %error,
@@ -522,18 +513,9 @@ impl RegisteredUser {
         let mut at = Duration::ZERO;
         let change = |content: &mut RegisterContent, now: Timestamp, loaded_at| {
             at = loaded_at;
-            let last_write = content.last_write(now);
             content.users.retain(|it| ended.get(&it.id) != Some(&it.seen));
             // Applied before the write that confirms them.
             let mut confirmed = self.confirm(content, now);
-            // A quarantine that is missing here begins after the last write, and is in force 10 s after it begins. So a
-            // process that others keep from writing goes on: until a process that differs from it may enter, which waits
-            // for a write of this one.
-            let own_write = self.state().written_at;
-            if let Some((last_write, own_write)) = last_write.zip(own_write) {
-                let until = (at + LAPSE).saturating_sub(now.since(last_write));
-                quarantines.extend_validity(until.min(own_write + WATCH));
-            }
             confirmed.truncate(MAX_CONFIRMED);
             content.enter(&StoreUser { confirmed, ..user.clone() }, now);
         };
@@ -546,9 +528,7 @@ impl RegisteredUser {
         quarantines.set_valid_until(Some(at + LAPSE));
         // An entry that differs counts for longer than its process counts as running: see `enter`.
         let others = content.users.into_iter().filter(|it| it.id != user.id && it.is_running(now));
-        let mut state = self.state();
-        state.others = others.collect();
-        state.written_at = Some(at);
+        self.state().others = others.collect();
         Ok(())
     }
 

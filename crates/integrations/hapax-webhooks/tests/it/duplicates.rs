@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode};
 use hapax_core::{Inspect, Key, OnUnknown};
-use hapax_http::server::RoutePolicy;
-use hapax_http::server::ScopePart;
+use hapax_http::server::{RoutePolicy, ScopePart};
 use hapax_operators::{
     Audit, Decider, Decision, DecisionChannel, OperatorRecords, OperatorVerdict,
 };
