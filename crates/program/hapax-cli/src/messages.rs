@@ -97,7 +97,7 @@ fn redrive_destination(origin: &str) -> Cow<'_, str> {
 pub(crate) fn connection(url: &HiddenUrl, flag: &str) -> Result<SharedConnection, CliError> {
     let options: PostgresOptions = url.0.parse().map_err(|error| match error {
         // The file of a certificate may come later.
-        PostgresConnectError::Certificates(_) => of(flag)(error).may_end(),
+        PostgresConnectError::CertificateFile { .. } => of(flag)(error).may_end(),
         _ => of(flag)(error),
     })?;
     let options = options.timeout(crate::keys::TIMEOUT);

@@ -40,7 +40,9 @@ impl TryFrom<DriverOptions> for PostgresOptions {
 impl From<PostgresConnectError> for StoreDriverError {
     fn from(error: PostgresConnectError) -> Self {
         let kind = match &error {
-            PostgresConnectError::Url(_) => StoreDriverErrorKind::Options,
+            PostgresConnectError::Url(_) | PostgresConnectError::Certificates(_) => {
+                StoreDriverErrorKind::Options
+            }
             PostgresConnectError::Missing { .. } => StoreDriverErrorKind::Missing,
             PostgresConnectError::OtherSecret => StoreDriverErrorKind::OtherSecret,
             PostgresConnectError::Standby => StoreDriverErrorKind::Standby,

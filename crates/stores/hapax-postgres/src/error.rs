@@ -1,5 +1,6 @@
 //! Errors, and what is known about the write after each.
 
+use std::io;
 use std::sync::Arc;
 
 use hapax_core::StoreError;
@@ -19,6 +20,14 @@ pub enum PostgresConnectError {
     /// A certificate or a key cannot be read, or there is no root to trust.
     #[error("the certificates cannot be used: {0}")]
     Certificates(String),
+    /// The file of a certificate or key cannot be read.
+    #[error("expected the file of a certificate or key, found an error: {path}: {source}")]
+    CertificateFile {
+        /// The path.
+        path: String,
+        /// The error.
+        source: io::Error,
+    },
     /// The server cannot be reached, or rejects the login.
     #[error("cannot connect to PostgreSQL: {0}")]
     Connect(#[source] Error),

@@ -16,7 +16,7 @@ impl PostgresOptions {
     ///
     /// The store opens connections of its own, because it pipelines, which sqlx does not. Of the
     /// pool's `sslmode`, `require` and stricter need the feature `tls`, and the server's certificate is
-    /// always verified; under `allow` and `prefer`, sqlx's default, the store does not use TLS.
+    /// always verified; under `allow` and `prefer`, sqlx's default, the store uses TLS only if the pool has certificates.
     ///
     /// # Errors
     /// [`PostgresConnectError::Pool`] if the store cannot use an option of the pool;
@@ -43,6 +43,11 @@ impl PostgresOptions {
             config.password(password);
         }
         match options.get_ssl_mode() {
+            // As in a URL of the store, certificates imply `require`.
+            PgSslMode::Allow | PgSslMode::Prefer if hidden.certificates.are_given() => {
+                config.ssl_mode(SslMode::Require);
+                hidden.certificates.secure(Self::new(config))
+            }
             PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer => {
                 config.ssl_mode(SslMode::Disable);
                 Ok(Self::new(config))

@@ -117,11 +117,15 @@ impl ServerUrl {
     /// be read.
     #[must_use]
     pub fn is_unencrypted(&self) -> bool {
+        let query = self.0.split_once('?').map_or("", |(_, query)| query);
+        let pairs: Vec<_> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
+        // Of several modes the last one counts. Certificates imply `require`.
+        let mode = pairs.iter().rev().find(|(name, _)| *name == "sslmode");
+        let has_mode = mode.is_some_and(|(_, it)| *it == "require" || it.starts_with("verify-"));
+        let of_certificate = ["sslrootcert", "sslcert", "sslkey"];
         let encrypted = self.0.starts_with("rediss")
-            || self.0.contains("sslmode=require")
-            || self.0.contains("sslmode=verify-")
-            || self.0.contains("sslrootcert=")
-            || self.0.contains("sslcert=");
+            || has_mode
+            || pairs.iter().any(|(name, _)| of_certificate.contains(name));
         let (_, rest) = self.0.split_once("://").unwrap_or_default();
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         let hosts = authority.rsplit('@').next().unwrap_or_default();
@@ -333,6 +337,9 @@ mod tests {
             ("postgres://u:p@db/x?sslmode=verify-full", false),
             ("postgres://u:p@db/x?sslrootcert=/etc/ca.pem", false),
             ("postgres://u:p@db/x?sslcert=c.pem&sslkey=k.pem", false),
+            ("postgres://u:p@db/x?sslmode=require&sslmode=disable", true),
+            ("postgres://u:p@db/x?application_name=a?sslmode=require", true),
+            ("postgres://u:sslcert=@db/x", true),
         ] {
             let url: StoreUrl = url.parse().unwrap();
             let StoreUrl::Server(server) = &url else { panic!() };

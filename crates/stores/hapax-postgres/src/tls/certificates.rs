@@ -11,6 +11,13 @@ pub(crate) const CERTIFICATE_PARAMETERS: [&str; 3] = ["sslrootcert", "sslcert", 
 /// The prefix of a path, with which sqlx shows it.
 const FILE: &str = "file: ";
 
+/// The begin of PEM.
+const PEM: &str = "-----BEGIN";
+
+/// The largest file of certificates that is read, in bytes.
+#[cfg(feature = "tls")]
+const MAX_FILE: u64 = 4 << 20;
+
 /// Certificates, each as PEM or as the path of its file.
 #[derive(Default)]
 pub(crate) struct Certificates {
@@ -34,7 +41,8 @@ impl Certificates {
             let at = CERTIFICATE_PARAMETERS.iter().position(|it| *it == name);
             if let Some(at) = at {
                 let value = percent_decode_str(value).decode_utf8_lossy();
-                let file = if value == "system" { "" } else { FILE };
+                let is_content = value == "system" || value.starts_with(PEM);
+                let file = if is_content { "" } else { FILE };
                 found[at] = Some(format!("{file}{value}"));
             }
             at.is_none()
@@ -83,12 +91,21 @@ impl Certificates {
     }
 }
 
-/// Reads a certificate or key.
+/// Reads a certificate or key. An error does not repeat a text that may be more than a path.
 #[cfg(feature = "tls")]
 fn pem(shown: &str) -> Result<Vec<u8>, PostgresConnectError> {
-    match shown.strip_prefix(FILE) {
-        Some(path) => std::fs::read(path)
-            .map_err(|error| PostgresConnectError::Certificates(format!("{path}: {error}"))),
-        None => Ok(shown.as_bytes().to_vec()),
-    }
+    let Some(path) = shown.strip_prefix(FILE) else { return Ok(shown.as_bytes().to_vec()) };
+    let read = || {
+        let metadata = std::fs::metadata(path)?;
+        if !metadata.is_file() || metadata.len() > MAX_FILE {
+            let text = "expected a regular file of at most 4 MiB";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
+        }
+        std::fs::read(path)
+    };
+    read().map_err(|source| {
+        let is_path = !path.contains(['?', '&', '=', '\n']);
+        let path = if is_path { path } else { "a file named in the URL" };
+        PostgresConnectError::CertificateFile { path: path.to_owned(), source }
+    })
 }
