@@ -17,11 +17,13 @@ pub enum PostgresConnectError {
     /// A pool has an option that the store cannot use.
     #[error("the pool has {0}: change the pool, or open the store by its own options")]
     Pool(&'static str),
-    /// A certificate or a key cannot be read, or there is no root to trust.
+    /// A certificate or a key is not valid, parameters contradict each other, or there is no root to trust.
     #[error("the certificates cannot be used: {0}")]
     Certificates(String),
     /// The file of a certificate or key cannot be read.
-    #[error("expected the file of a certificate or key, found an error: {path}: {source}")]
+    #[error(
+        "expected to read the file of a certificate or key, found an error: {path}: {source}: check the path"
+    )]
     CertificateFile {
         /// The path.
         path: String,

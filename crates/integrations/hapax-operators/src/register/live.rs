@@ -268,7 +268,7 @@ impl StoreRegister {
         mut change: impl FnMut(&mut RegisterContent, Timestamp, Duration),
     ) -> Result<(RegisterContent, Timestamp), StoreError> {
         for conflicts in 1..=MAX_CONFLICTS {
-            // A content that came with a conflict would be old after the pause.
+            // The content that a conflict returns may be outdated after the pause.
             let at = time();
             let seen = self.load().await?;
             let (mut changed, now) = (content(&seen)?, seen.now);

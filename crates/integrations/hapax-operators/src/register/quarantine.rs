@@ -340,14 +340,6 @@ impl StoreRegister {
     }
 }
 
-/// Logs that this process has not written its entry since a quarantine began or ended: it does so within three seconds, or
-/// pauses. The change is made all the same.
-fn log_unwritten(applied: Result<(), StoreError>) {
-    if let Err(error) = applied {
-        tracing::warn!(%error, "this process has not confirmed a change of the quarantines yet");
-    }
-}
-
 impl RegisteredUser {
     /// Begins a quarantine as [`StoreRegister::begin_quarantine`] does, and applies it in this process.
     ///
@@ -374,7 +366,7 @@ impl RegisteredUser {
         // Without a reply it may have begun.
         let applied = self.apply().await;
         let id = begun?;
-        log_unwritten(applied);
+        self.check_applied(applied)?;
         Ok(id)
     }
 
@@ -390,8 +382,19 @@ impl RegisteredUser {
         let ended = self.register().end_quarantine(namespace, route).await;
         let applied = self.apply().await;
         ended?;
-        log_unwritten(applied);
-        Ok(())
+        Ok(self.check_applied(applied)?)
+    }
+
+    /// Returns the error of a change of the quarantines that this process has not applied. On a shared store it is no error:
+    /// the process is among those that have not confirmed the change until it has written its entry, or pauses.
+    fn check_applied(&self, applied: Result<(), StoreError>) -> Result<(), StoreError> {
+        match applied {
+            Err(error) if self.register().is_shared() => {
+                tracing::warn!(%error, "this process has not confirmed a change of the quarantines yet");
+                Ok(())
+            }
+            applied => applied,
+        }
     }
 
     /// Returns the quarantines of the store that are in force, as [`StoreRegister::quarantines`] does.

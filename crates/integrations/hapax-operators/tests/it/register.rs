@@ -6,15 +6,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
-use hapax_core::{Idempotency, MemoryStore, OperationId, Store, StoreError};
-use hapax_operators::{RegisteredUser, StoreRegister, StoreUser};
+use hapax_core::{Idempotency, MemoryStore, Namespace, OperationId, Store, StoreError};
+use hapax_operators::{QuarantineStart, RegisteredUser, StoreRegister, StoreUser};
 
 use crate::world::{TestClock, memory};
 
-/// A shared store. A rival, once set, writes its entry before the first swap, and after each swap that conflicts.
+/// A store with a limited number of loads. A rival, once set, writes its entry before the first swap, and after each swap
+/// that conflicts.
 #[derive(Debug)]
 struct Contended {
     store: Arc<MemoryStore>,
+    is_shared: bool,
+    loads: AtomicU32,
     rival: OnceLock<RegisteredUser>,
     /// Swaps since the rival was set.
     swaps: AtomicU32,
@@ -22,8 +25,12 @@ struct Contended {
 
 impl Contended {
     fn new(store: &Arc<MemoryStore>) -> Arc<Self> {
-        let store = Arc::clone(store);
-        Arc::new(Self { store, rival: OnceLock::new(), swaps: AtomicU32::new(0) })
+        Self::with(store, true)
+    }
+
+    fn with(store: &Arc<MemoryStore>, is_shared: bool) -> Arc<Self> {
+        let (store, loads) = (Arc::clone(store), AtomicU32::new(u32::MAX));
+        Arc::new(Self { store, is_shared, loads, rival: OnceLock::new(), swaps: AtomicU32::new(0) })
     }
 }
 
@@ -43,7 +50,12 @@ impl Store for Contended {
     }
 
     fn load<'a>(&'a self, id: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        self.store.load(id)
+        let left =
+            self.loads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| it.checked_sub(1));
+        match left {
+            Ok(_) => self.store.load(id),
+            Err(_) => Box::pin(async { Err(StoreError::unavailable("a fault of the test")) }),
+        }
     }
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
@@ -51,7 +63,7 @@ impl Store for Contended {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { shared: true, ..self.store.capabilities() }
+        Capabilities { shared: self.is_shared, ..self.store.capabilities() }
     }
 }
 
@@ -65,7 +77,7 @@ async fn enter(store: &Arc<Contended>) -> RegisteredUser {
     register.enter(user, &engine).await.unwrap()
 }
 
-/// What came with the conflict is old after the pause.
+/// The content that the conflict returns is outdated after the pause.
 #[tokio::test(start_paused = true)]
 async fn a_write_after_a_conflict_begins_with_what_the_register_has_then() {
     let memory = memory();
@@ -74,4 +86,29 @@ async fn a_write_after_a_conflict_begins_with_what_the_register_has_then() {
     store.rival.set(enter(&Contended::new(&memory)).await).unwrap();
     entered.apply().await.unwrap();
     assert_eq!(store.swaps.load(Ordering::Relaxed), 2);
+}
+
+/// On a shared store the process is listed as one that has not confirmed the quarantine; on a file there is no such list.
+#[tokio::test(start_paused = true)]
+async fn a_quarantine_that_is_not_applied_is_an_error_on_a_store_of_one_process() {
+    // The loads of the check of a shared store, and of the change.
+    for (is_shared, loads) in [(true, 2), (false, 1)] {
+        let store = Contended::with(&memory(), is_shared);
+        let entered = enter(&store).await;
+        let start = QuarantineStart {
+            namespace: Namespace::new("shop").unwrap(),
+            route: None,
+            duration: Duration::from_secs(3600),
+            any_namespace: false,
+            reason: "restored".to_owned(),
+            who: "ann".to_owned(),
+        };
+        store.loads.store(loads, Ordering::Relaxed);
+        let begun = entered.begin_quarantine(&start).await;
+        assert_eq!(begun.is_ok(), is_shared, "{begun:?}");
+        store.loads.store(u32::MAX, Ordering::Relaxed);
+        let views = entered.quarantines().await.unwrap();
+        assert_eq!((views.len(), views[0].confirmed), (1, 0));
+        assert_eq!(views[0].unconfirmed.len(), usize::from(is_shared));
+    }
 }
