@@ -6,13 +6,15 @@
 //!    as ended; so does one that left.
 //! 3. Processes of one namespace name and compare operations alike; otherwise duplicates that reach two of them
 //!    execute twice. A process that differs from a running one is rejected.
-//! 4. The register decides nothing about records: a process that is paused for longer than that may find
-//!    another one that differs. Both then log it.
+//! 4. The register decides nothing about records. A process whose entry is new, has other routes, or has not been
+//!    written for that long writes it only if no running process differs. Until then it executes no key without a
+//!    record. So a process that was paused does not execute beside one with other settings that came after it.
 //! 5. It has the quarantines of the store. A process applies those of its namespace when it writes its entry, which
 //!    confirms them. One that has not written for ten seconds executes no key without a record, so that a quarantine
 //!    that every running process has confirmed holds for the others too. An exception is an outage of the store of more than
 //!    ten seconds, in which routes with `store_outage = "open"` execute unprotected.
 
+mod fault;
 mod live;
 mod paths;
 mod quarantine;
@@ -26,7 +28,9 @@ use hapax_core::{
 };
 use serde::{Deserialize, Serialize};
 
-pub use live::{RegisterError, RegisteredUser, StoreRegister};
+pub use fault::RegisterError;
+use fault::RegisterFault;
+pub use live::{RegisteredUser, StoreRegister};
 use quarantine::StoreQuarantine;
 pub use quarantine::{MAX_QUARANTINE_DURATION, QuarantineError, QuarantineStart, QuarantineView};
 
@@ -227,7 +231,19 @@ impl RegisterContent {
 
     /// Adds or replaces the entry of a process, and removes those that ended long ago. The entry is left out where
     /// there are too many.
-    fn enter(&mut self, user: &StoreUser, now: Timestamp) {
+    ///
+    /// # Errors
+    /// [`RegisterFault::Difference`]: a running process differs, and may have entered since the entry was last written.
+    fn enter(&mut self, user: &StoreUser, now: Timestamp) -> Result<(), RegisterFault> {
+        // While an entry with these routes counts as running, no process that differs enters.
+        let is_kept =
+            |it: &StoreUser| it.id == user.id && it.is_running(now) && it.routes == user.routes;
+        if !self.users.iter().any(is_kept) {
+            let mut running = self.users.iter().filter(|it| it.is_running(now));
+            if let Some(difference) = running.find_map(|it| user.difference(it)) {
+                return Err(RegisterFault::Difference(Box::new(difference)));
+            }
+        }
         let age = |it: &StoreUser| now.since(Timestamp::from_micros(it.seen));
         // An ended process that named operations as this one does is of no further use.
         let is_alike = |it: &StoreUser| it.namespace == user.namespace && it.routes == user.routes;
@@ -244,6 +260,7 @@ impl RegisterContent {
         if self.users.len() < MAX_USERS {
             self.users.push(StoreUser { seen: now.as_micros(), ..user.clone() });
         }
+        Ok(())
     }
 
     fn remove(&mut self, id: &str) {
@@ -328,19 +345,19 @@ mod tests {
         let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
         let later = br#"{"users": [], "pauses": [1, 2]}"#.as_slice();
         let mut content = RegisterContent::decode(&Outcome::new(FORMAT, later)).unwrap();
-        content.enter(&user("a", "", "x", "http://a"), at(100));
-        content.enter(&user("b", "", "x", "http://a"), at(105));
-        content.enter(&user("a", "", "y", "http://a"), at(106));
+        content.enter(&user("a", "bank", "x", "http://a"), at(100)).unwrap();
+        content.enter(&user("b", "", "x", "http://a"), at(105)).unwrap();
+        content.enter(&user("a", "bank", "y", "http://a"), at(106)).unwrap();
         let ids = |content: &RegisterContent| {
             content.users.iter().map(|it| it.id.clone()).collect::<Vec<_>>()
         };
         assert_eq!(ids(&content), ["b", "a"]);
         assert!(content.users[0].is_running(at(114)) && !content.users[0].is_running(at(115)));
-        content.enter(&user("c", "", "z", "http://a"), at(115));
+        content.enter(&user("c", "", "z", "http://a"), at(115)).unwrap();
         assert_eq!(ids(&content), ["b", "a", "c"], "after an outage b may come back");
-        content.enter(&user("c", "", "z", "http://a"), at(105 + 3600));
+        content.enter(&user("c", "", "z", "http://a"), at(105 + 3600)).unwrap();
         assert_eq!(ids(&content), ["a", "c"]);
-        content.enter(&user("d", "", "y", "http://a"), at(105 + 3600));
+        content.enter(&user("d", "bank", "y", "http://a"), at(105 + 3600)).unwrap();
         assert_eq!(ids(&content), ["c", "d"], "d names operations as a did");
         content.remove("a");
         let read = RegisterContent::decode(&content.encode().unwrap()).unwrap();
@@ -350,11 +367,34 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_that_another_process_may_have_followed_is_compared() {
+        let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
+        let mut content = RegisterContent::default();
+        let [a, b, c] = [("a", "x"), ("b", "y"), ("c", "x")]
+            .map(|(id, scope)| user(id, "shop", scope, "http://a"));
+        content.enter(&a, at(100)).unwrap();
+        for other in [&b, &StoreUser { routes: b.routes.clone(), ..c.clone() }] {
+            assert!(content.enter(other, at(109)).is_err());
+        }
+        content.enter(&c, at(109)).unwrap();
+        let changed = StoreUser { routes: b.routes.clone(), ..a.clone() };
+        assert!(content.enter(&changed, at(109)).is_err(), "c runs with other routes");
+        content.remove("c");
+        content.enter(&b, at(110)).unwrap();
+        assert!(content.enter(&a, at(110)).is_err(), "it has lapsed, and b has followed");
+        // As two processes of earlier versions, which only log it.
+        content.users.push(StoreUser { seen: at(110).as_micros(), ..a.clone() });
+        content.enter(&b, at(119)).unwrap();
+    }
+
+    #[test]
     fn fields_of_later_versions_stay_in_each_part_when_another_entry_is_written() {
         let later = br#"{"users": [{"id": "l", "namespace": "", "name": "later", "seen": 99000000, "zone": "b",
             "routes": {"*": {"scope": "x", "key_header": "k", "fingerprint": "http/9", "sources": ["k", "q"]}}}]}"#;
         let mut content = RegisterContent::decode(&Outcome::new(FORMAT, &later[..])).unwrap();
-        content.enter(&user("a", "", "x", "http://a"), Timestamp::from_micros(100_000_000));
+        content
+            .enter(&user("a", "bank", "x", "http://a"), Timestamp::from_micros(100_000_000))
+            .unwrap();
         let written = content.encode().unwrap();
         let written: serde_json::Value = serde_json::from_slice(written.bytes()).unwrap();
         let expected: serde_json::Value = serde_json::from_slice(later).unwrap();

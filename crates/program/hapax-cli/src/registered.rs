@@ -74,8 +74,8 @@ impl<O: Observed> Observed for Pausing<O> {
             Some(until) => format!(
                 "paused by a quarantine of the store until {until}: see `hapax store quarantine list`"
             ),
-            None => "expected to write the register of the store every 3 s, found no success for 10 s: check the store \
-                     (`hapax doctor`); until then this process pauses"
+            None => "the register of the store was not written, for a reason in the log: check the store (`hapax doctor`); \
+                     until then this process pauses"
                 .to_owned(),
         })
     }

@@ -221,8 +221,8 @@ async fn ready(State((admin, operators)): Shared) -> Response {
         // Another gateway would reject the same keys, and requests without keys are still served.
         text.into_response()
     } else if admin.engine.quarantines().pauses() {
-        "ready, but expected to write the register of the store every 3 s, found no success for 10 s: check the store \
-         (`hapax doctor`); until then keys without a record do not execute\n"
+        "ready, but the register of the store was not written, for a reason in the log: check the store (`hapax \
+         doctor`); until then keys without a record do not execute\n"
             .into_response()
     } else if !admin.metrics.calls.are_written() {
         // Another gateway could not write either, and requests without keys are still served.

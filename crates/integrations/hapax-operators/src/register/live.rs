@@ -11,6 +11,7 @@ use hapax_core::store::{Snapshot, Swap, Swapped};
 use hapax_core::{BoxFuture, Entropy, Idempotency, Store, StoreError, SystemEntropy, Timestamp};
 use tokio::time::{sleep, timeout};
 
+use super::fault::{RegisterError, RegisterFault, difference_in, is_outage};
 use super::quarantine::{MAX_CONFIRMED, StoreQuarantine};
 use super::record::{content, swap};
 use super::{
@@ -51,6 +52,8 @@ pub struct RegisteredUser {
 #[derive(Debug)]
 struct UserState {
     user: StoreUser,
+    /// True once the entry was written.
+    has_entered: bool,
     /// The other running processes, as of the last write.
     others: Vec<StoreUser>,
     /// True if no process used the namespace before.
@@ -59,45 +62,6 @@ struct UserState {
     applied: Vec<StoreQuarantine>,
     /// Ids of the quarantines of a store for one process that do not apply to it, as of the last read.
     not_applied: Vec<String>,
-}
-
-/// Errors of an entry into the register.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RegisterError {
-    /// A running process cannot share the namespace.
-    #[error(transparent)]
-    Difference(#[from] Box<UserDifference>),
-    /// The register could not be read or written.
-    #[error(
-        "expected to read and write the register of the store, found an error: {0}: check the store"
-    )]
-    Store(#[from] StoreError),
-}
-
-/// Reasons for which a register is not read or written although the store answers.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum RegisterFault {
-    #[error(
-        "expected a register of this version, found another encoding: run the version that wrote it: {0}"
-    )]
-    Content(#[source] serde_json::Error),
-    #[error(
-        "expected to change the register within 30 swaps, found a change of another process before each: repeat the \
-         command, or start the process again"
-    )]
-    Conflicts,
-    #[error(
-        "expected fewer than 1000 processes in the register, found 1000: end processes that use this store, or wait 10 s \
-         for entries of ended ones to lapse"
-    )]
-    Full,
-}
-
-/// Returns whether the store did not answer.
-fn is_outage(error: &StoreError) -> bool {
-    let source = std::error::Error::source(error);
-    source.and_then(|source| source.downcast_ref::<RegisterFault>()).is_none()
 }
 
 impl StoreRegister {
@@ -128,67 +92,16 @@ impl StoreRegister {
     /// [`RegisterError`].
     pub async fn enter(
         &self,
-        mut user: StoreUser,
+        user: StoreUser,
         engine: &Idempotency,
     ) -> Result<RegisteredUser, RegisterError> {
-        if !self.is_shared() {
-            let entered = self.pending(user, engine);
-            entered.read().await?;
-            return Ok(entered);
+        let entered = self.pending(user, engine);
+        match entered.apply().await {
+            Ok(()) => Ok(entered),
+            Err(error) => {
+                Err(difference_in(&error).map_or(RegisterError::Store(error), Into::into))
+            }
         }
-        let mut first: Option<(Timestamp, BTreeMap<String, u64>)> = None;
-        let mut is_first;
-        loop {
-            let seen = self.load().await?;
-            let RegisterContent { users, namespaces, .. } = content(&seen)?;
-            is_first = !namespaces.contains(&user.namespace);
-            let differing = users.iter().filter_map(|it| Some((it, user.difference(it)?)));
-            let differing: Vec<_> = differing.collect();
-            if first.is_none() {
-                user.since = seen.now.as_micros();
-            }
-            if differing.is_empty() {
-                break;
-            }
-            let Some((since, entries)) = &first else {
-                tracing::info!(
-                    user = differing[0].0.name,
-                    "waiting for at most 15 seconds to see whether a process with other settings still runs"
-                );
-                let entries = differing.iter().map(|(it, _)| (it.id.clone(), it.seen)).collect();
-                first = Some((seen.now, entries));
-                continue;
-            };
-            // It was written since this call began.
-            let running = |it: &StoreUser| entries.get(&it.id) != Some(&it.seen);
-            if let Some((_, difference)) = differing.into_iter().find(|(it, _)| running(it)) {
-                return Err(Box::new(difference).into());
-            }
-            if seen.now.since(*since) >= WATCH {
-                break;
-            }
-            sleep(LAPSE / 20).await;
-        }
-        let ended = first.map(|(_, entries)| entries).unwrap_or_default();
-        let entered = RegisteredUser {
-            register: self.clone(),
-            engine: engine.clone(),
-            state: Arc::new(Mutex::new(UserState {
-                user,
-                others: Vec::new(),
-                is_first,
-                applied: Vec::new(),
-                not_applied: Vec::new(),
-            })),
-            applying: Arc::default(),
-        };
-        entered.write_without(&ended).await?;
-        // Two processes may enter at the same time: the one that finds both entries removes its own.
-        if let Some(difference) = entered.difference() {
-            entered.remove().await;
-            return Err(Box::new(difference).into());
-        }
-        Ok(entered)
     }
 
     /// Enters a process as [`enter`](Self::enter) does, later if the store is not available.
@@ -218,14 +131,14 @@ impl StoreRegister {
         }
     }
 
-    /// Returns the entry of a process that could not enter, since the store was not written. It is written once the
-    /// store accepts it, and processes that differ are logged then. Until then `engine` executes no key without a
-    /// record.
+    /// Returns the entry of a process that has not entered. It is written once the store accepts it and no process that
+    /// differs runs. Until then `engine` executes no key without a record.
     #[must_use]
     pub fn pending(&self, user: StoreUser, engine: &Idempotency) -> RegisteredUser {
         engine.quarantines().expire();
         let state = Arc::new(Mutex::new(UserState {
             user,
+            has_entered: false,
             others: Vec::new(),
             is_first: false,
             applied: Vec::new(),
@@ -257,22 +170,26 @@ impl StoreRegister {
         &self,
         change: impl Fn(&mut RegisterContent, Timestamp),
     ) -> Result<(RegisterContent, Timestamp), StoreError> {
-        self.change_timed(|| Duration::ZERO, |content, now, _| change(content, now)).await
+        let change = |content: &mut RegisterContent, now, _| {
+            change(content, now);
+            Ok(())
+        };
+        self.change_timed(|| Duration::ZERO, change).await
     }
 
     /// Applies a change. `change` is called for each content that is found, with its time by the clock of the store, and
-    /// with the result of `time` before it was loaded.
+    /// with the result of `time` before it was loaded. Nothing is written if it returns an error.
     async fn change_timed(
         &self,
         time: impl Fn() -> Duration,
-        mut change: impl FnMut(&mut RegisterContent, Timestamp, Duration),
+        mut change: impl FnMut(&mut RegisterContent, Timestamp, Duration) -> Result<(), RegisterFault>,
     ) -> Result<(RegisterContent, Timestamp), StoreError> {
         for conflicts in 1..=MAX_CONFLICTS {
             // The content that a conflict returns may be outdated after the pause.
             let at = time();
             let seen = self.load().await?;
             let (mut changed, now) = (content(&seen)?, seen.now);
-            change(&mut changed, now, at);
+            change(&mut changed, now, at)?;
             let swap = swap(&seen, &changed)?;
             match self.swap(swap).await? {
                 Swapped::Stored(_) => return Ok((changed, now)),
@@ -285,7 +202,7 @@ impl StoreRegister {
                 }
             }
         }
-        Err(StoreError::unavailable(RegisterFault::Conflicts))
+        Err(RegisterFault::Conflicts.into())
     }
 
     /// Sends a swap. Without a reply the same swap is sent again, which finds out whether it was applied.
@@ -306,26 +223,23 @@ impl RegisteredUser {
     /// this one should not share a namespace with.
     pub async fn refresh(&self) {
         let mut logged = Vec::new();
-        let mut failing_since = None;
+        // Whether the last attempt failed since another process differs; `None` if it succeeded.
+        let mut failing = None;
+        let mut outage_since = None;
         let [first, longest] = RETRY;
         let mut retry = first;
         loop {
             let pause = match self.apply().await {
                 Ok(()) => {
-                    failing_since = None;
-                    retry = first;
+                    (failing, outage_since, retry) = (None, None, first);
                     REFRESH
                 }
                 Err(error) => {
-                    let now = self.engine.quarantines().time();
-                    let since = *failing_since.get_or_insert(now);
-                    // One failure, as of a connection after the process was frozen, is no outage.
-                    if is_outage(&error) && now.saturating_sub(since) >= LAPSE {
-                        self.engine.quarantines().note_failure();
-                    }
-                    if since == now {
+                    let differs = difference_in(&error).is_some();
+                    if failing.replace(differs) != Some(differs) {
                         self.warn_of(&error);
                     }
+                    self.note_outage(&error, &mut outage_since);
                     let pause = retry;
                     retry = longest.min(retry * 2);
                     pause
@@ -333,6 +247,19 @@ impl RegisteredUser {
             };
             self.log(&mut logged);
             sleep(pause).await;
+        }
+    }
+
+    /// Records a failure if the store has not answered for ten seconds: one, as of a connection after the process was
+    /// frozen, is no outage. `since` is the time of the first one in a row.
+    fn note_outage(&self, error: &StoreError, since: &mut Option<Duration>) {
+        if !is_outage(error) {
+            *since = None;
+            return;
+        }
+        let now = self.engine.quarantines().time();
+        if now.saturating_sub(*since.get_or_insert(now)) >= LAPSE {
+            self.engine.quarantines().note_failure();
         }
     }
 
@@ -410,6 +337,12 @@ impl RegisteredUser {
     }
 
     fn warn_of(&self, error: &StoreError) {
+        if let Some(difference) = difference_in(error) {
+            tracing::error!(
+                "this process executes no key without a record while another one with other settings runs: {difference}"
+            );
+            return;
+        }
         match self.register.is_shared() {
             true => tracing::warn!(
                 %error,
@@ -503,7 +436,57 @@ impl RegisteredUser {
     }
 
     async fn write(&self) -> Result<(), StoreError> {
-        self.write_without(&BTreeMap::new()).await
+        let has_entered = self.state().has_entered;
+        let ended = if has_entered { BTreeMap::new() } else { self.watch().await? };
+        self.write_without(&ended).await
+    }
+
+    /// Waits until no process that differs is known to run. Returns the entries of ended ones that differ, by id and
+    /// time.
+    ///
+    /// # Errors
+    /// [`StoreError`]; of [`RegisterFault::Difference`] if such a process runs.
+    async fn watch(&self) -> Result<BTreeMap<String, u64>, StoreError> {
+        let user = self.user();
+        let mut first: Option<(Timestamp, BTreeMap<String, u64>)> = None;
+        loop {
+            let seen = self.register.load().await?;
+            let RegisterContent { users, namespaces, .. } = content(&seen)?;
+            let is_new = {
+                let mut state = self.state();
+                state.is_first = !namespaces.contains(&user.namespace);
+                let is_new = state.user.since == 0;
+                if is_new {
+                    state.user.since = seen.now.as_micros();
+                }
+                is_new
+            };
+            let differing = users.iter().filter_map(|it| Some((it, user.difference(it)?)));
+            let differing: Vec<_> = differing.collect();
+            if differing.is_empty() {
+                return Ok(first.map(|(_, entries)| entries).unwrap_or_default());
+            }
+            let Some((since, entries)) = &first else {
+                if is_new {
+                    tracing::info!(
+                        user = differing[0].0.name,
+                        "waiting for at most 15 seconds to see whether a process with other settings still runs"
+                    );
+                }
+                let entries = differing.iter().map(|(it, _)| (it.id.clone(), it.seen)).collect();
+                first = Some((seen.now, entries));
+                continue;
+            };
+            // It was written since this call began.
+            let running = |it: &StoreUser| entries.get(&it.id) != Some(&it.seen);
+            if let Some((_, difference)) = differing.into_iter().find(|(it, _)| running(it)) {
+                return Err(RegisterFault::Difference(Box::new(difference)).into());
+            }
+            if seen.now.since(*since) >= WATCH {
+                return Ok(first.map(|(_, entries)| entries).unwrap_or_default());
+            }
+            sleep(LAPSE / 20).await;
+        }
     }
 
     /// Writes the entry, and removes those that have not been written since they were seen as these: by id and time.
@@ -517,18 +500,24 @@ impl RegisteredUser {
             // Applied before the write that confirms them.
             let mut confirmed = self.confirm(content, now);
             confirmed.truncate(MAX_CONFIRMED);
-            content.enter(&StoreUser { confirmed, ..user.clone() }, now);
+            content.enter(&StoreUser { confirmed, ..user.clone() }, now)
         };
         let changed = self.register.change_timed(|| quarantines.time(), change).await;
-        let (content, now) = changed?;
+        let (content, now) = changed.inspect_err(|error| {
+            if difference_in(error).is_some() {
+                quarantines.expire();
+            }
+        })?;
         if !content.users.iter().any(|it| it.id == user.id) {
-            return Err(StoreError::unavailable(RegisterFault::Full));
+            return Err(RegisterFault::Full.into());
         }
         // The entry counts as written from a later time on: others take this process for a running one for longer.
         quarantines.set_valid_until(Some(at + LAPSE));
-        // An entry that differs counts for longer than its process counts as running: see `enter`.
+        // An entry that differs counts for longer than its process counts as running: see `watch`.
         let others = content.users.into_iter().filter(|it| it.id != user.id && it.is_running(now));
-        self.state().others = others.collect();
+        let mut state = self.state();
+        state.others = others.collect();
+        state.has_entered = true;
         Ok(())
     }
 
@@ -557,5 +546,28 @@ fn log_changes(before: &[StoreQuarantine], after: &[StoreQuarantine]) {
             route = it.route,
             "a quarantine of the store has ended: keys without a record execute again"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::MemoryStore;
+    use hapax_core::Namespace;
+
+    use super::*;
+
+    #[test]
+    fn an_outage_begins_with_the_first_call_that_the_store_does_not_answer() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+        let engine = Idempotency::new(Arc::clone(&store));
+        let user = StoreUser::new(&Namespace::default(), "a service".to_owned()).unwrap();
+        let entry = StoreRegister::new(store, LAPSE).pending(user, &engine);
+        let mut since = None;
+        entry.note_outage(&RegisterFault::Conflicts.into(), &mut since);
+        assert_eq!(since, None);
+        entry.note_outage(&StoreError::unavailable("refused"), &mut since);
+        assert!(since.is_some());
+        entry.note_outage(&RegisterFault::Conflicts.into(), &mut since);
+        assert_eq!(since, None, "the store answered");
     }
 }

@@ -8,7 +8,7 @@ use hapax_core::{
     RecordState, StoreError, SystemEntropy, Terms, WriteId,
 };
 
-use super::live::RegisterFault;
+use super::fault::RegisterFault;
 use super::{FORMAT, LAPSE, RegisterContent, register_id};
 
 /// Lease of the record, which is not renewed: a store removes no record earlier than a lease after it expires.

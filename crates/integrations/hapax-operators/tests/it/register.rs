@@ -1,5 +1,7 @@
 //! The register of a store that several processes write.
 
+use std::collections::BTreeMap;
+use std::error::Error;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,7 +9,7 @@ use std::time::Duration;
 
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{Idempotency, MemoryStore, Namespace, OperationId, Store, StoreError};
-use hapax_operators::{QuarantineStart, RegisteredUser, StoreRegister, StoreUser};
+use hapax_operators::{QuarantineStart, RegisteredUser, RouteNaming, StoreRegister, StoreUser};
 
 use crate::world::{TestClock, memory};
 
@@ -68,13 +70,111 @@ impl Store for Contended {
 }
 
 async fn enter(store: &Arc<Contended>) -> RegisteredUser {
-    let store = Arc::clone(store) as Arc<dyn Store>;
-    let clock = Arc::new(TestClock::new());
-    let engine = Idempotency::builder(Arc::clone(&store)).namespace("shop").clock(clock);
-    let engine = engine.build().unwrap();
-    let user = StoreUser::new(engine.namespace(), "a service".to_owned()).unwrap();
-    let register = StoreRegister::new(store, Duration::from_secs(2));
+    let Process { register, user, engine } = Process::new(Arc::clone(store) as _, "x-user");
     register.enter(user, &engine).await.unwrap()
+}
+
+/// A process that has not entered.
+struct Process {
+    register: StoreRegister,
+    user: StoreUser,
+    engine: Idempotency,
+}
+
+impl Process {
+    fn new(store: Arc<dyn Store>, scope: &str) -> Self {
+        let clock = Arc::new(TestClock::new());
+        let engine = Idempotency::builder(Arc::clone(&store)).namespace("shop").clock(clock);
+        let engine = engine.build().unwrap();
+        let mut user = StoreUser::new(engine.namespace(), format!("a service of {scope}")).unwrap();
+        user.routes = routes(scope);
+        Self { register: StoreRegister::new(store, Duration::from_secs(2)), user, engine }
+    }
+
+    fn pending(&self) -> RegisteredUser {
+        self.register.pending(self.user.clone(), &self.engine)
+    }
+
+    async fn enter(&self) -> RegisteredUser {
+        self.register.enter(self.user.clone(), &self.engine).await.unwrap()
+    }
+
+    fn executes(&self) -> bool {
+        !self.engine.quarantines().pauses()
+    }
+}
+
+fn routes(scope: &str) -> BTreeMap<String, RouteNaming> {
+    let naming = RouteNaming {
+        name: String::new(),
+        scope: scope.to_owned(),
+        key_header: "idempotency-key".to_owned(),
+        fingerprint: "http/1".to_owned(),
+        later: BTreeMap::new(),
+    };
+    BTreeMap::from([("*".to_owned(), naming)])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_paused_process_does_not_resume_beside_one_with_other_settings() {
+    let store = memory();
+    let [old, new] =
+        ["x-user", "x-tenant"].map(|scope| Process::new(Arc::clone(&store) as _, scope));
+    let paused = old.enter().await;
+    assert!(old.executes());
+    // Waits until the entry of the paused process has lapsed.
+    let entered = new.enter().await;
+    assert!(new.executes() && !old.executes());
+    let error = paused.apply().await.unwrap_err();
+    let text = error.source().unwrap().to_string();
+    assert!(
+        text.contains("expected scope x-tenant for path *, as a service of x-tenant"),
+        "{text}"
+    );
+    assert!(!old.executes());
+    entered.apply().await.unwrap();
+    assert!(new.executes());
+    entered.remove().await;
+    paused.apply().await.unwrap();
+    assert!(old.executes());
+}
+
+/// As after a start during an outage of the store.
+#[tokio::test(start_paused = true)]
+async fn a_pending_process_does_not_enter_beside_one_with_other_settings() {
+    let store = memory();
+    let [old, new] =
+        ["x-user", "x-tenant"].map(|scope| Process::new(Arc::clone(&store) as _, scope));
+    let entered = old.enter().await;
+    // The entry is old after an outage, and is written again.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let pending = new.pending();
+    let resume = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        entered.apply().await.unwrap();
+    };
+    let (applied, ()) = tokio::join!(pending.apply(), resume);
+    applied.unwrap_err();
+    assert!(old.executes() && !new.executes());
+    entered.remove().await;
+    pending.apply().await.unwrap();
+    assert!(new.executes());
+}
+
+/// The other process entered after the last read of the register.
+#[tokio::test(start_paused = true)]
+async fn a_process_with_changed_routes_stops_beside_one_with_other_settings() {
+    let store = memory();
+    let [old, new] = ["x-user", "x-user"].map(|scope| Process::new(Arc::clone(&store) as _, scope));
+    let reloaded = old.enter().await;
+    let entered = new.enter().await;
+    reloaded.replace("http://a".to_owned(), routes("x-tenant")).unwrap();
+    reloaded.apply().await.unwrap_err();
+    assert!(new.executes() && !old.executes());
+    reloaded.replace("http://a".to_owned(), routes("x-user")).unwrap();
+    reloaded.apply().await.unwrap();
+    entered.apply().await.unwrap();
+    assert!(new.executes() && old.executes());
 }
 
 /// The content that the conflict returns is outdated after the pause.
