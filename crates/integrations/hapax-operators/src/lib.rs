@@ -79,7 +79,7 @@ pub use sagas::{
     SagaDecisionView, SagaDetails, SagaId, SagaList, SagaQuery, SagaStateView, SagaStepView,
     SagaSummary, StepOutcomeView, StuckView, TriesView, parse_write_id,
 };
-pub use token::{AdminToken, TokenError, is_open_to_others};
+pub use token::{AdminToken, TokenError, is_key_open_to_others, is_open_to_others};
 
 /// The largest body of a request: a response of a mebibyte as base64 in JSON.
 const MAX_BODY: usize = 2 << 20;

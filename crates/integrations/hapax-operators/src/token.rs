@@ -149,6 +149,25 @@ pub fn is_open_to_others(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.permissions().mode() & 0o077 != 0)
 }
 
+/// Returns whether users other than its owner can read or write the private key at `path`. As in libpq, the group of a
+/// file of root may read it.
+#[cfg(unix)]
+#[must_use]
+pub fn is_key_open_to_others(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    path.metadata().is_ok_and(|found| {
+        let of_others = if found.uid() == 0 { 0o037 } else { 0o077 };
+        found.mode() & of_others != 0
+    })
+}
+
+/// Returns false: on this platform the permissions are not checked.
+#[cfg(not(unix))]
+#[must_use]
+pub const fn is_key_open_to_others(_: &Path) -> bool {
+    false
+}
+
 /// Returns false: on this platform the permissions are not checked.
 #[cfg(not(unix))]
 #[must_use]
@@ -249,5 +268,20 @@ mod tests {
         assert!(!shown("Basic sixteen-letters!") && !shown("Bearer "));
         assert!(!token.is_shown_in(&HeaderMap::new()));
         assert_eq!(token.header(), "Bearer sixteen-letters!");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_group_of_a_file_of_root_may_read_a_private_key() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key.pem");
+        std::fs::write(&path, "x").unwrap();
+        let is_roots = path.metadata().unwrap().uid() == 0;
+        for (mode, open) in [(0o600, false), (0o640, !is_roots), (0o660, true), (0o604, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(is_key_open_to_others(&path), open, "{mode:o}");
+        }
+        assert!(!is_key_open_to_others(&folder.path().join("none")));
     }
 }

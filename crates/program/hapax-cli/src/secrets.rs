@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::Command;
 use hapax_gateway::{ServerUrl, StoreOpener};
-use hapax_operators::is_open_to_others;
+use hapax_operators::{is_key_open_to_others, is_open_to_others};
 
 use crate::exit::CliError;
 
@@ -69,26 +69,29 @@ fn variable(command: &Command, words: &[OsString], flag: &str) -> Option<String>
     Some(argument.get_env()?.to_str()?.to_owned())
 }
 
-/// Warns if other users can read the secret of a store.
+/// Warns if other users can read the secret of a store, or the private key for its server.
 pub(crate) fn warn_of_store(opener: &StoreOpener) {
     let named = opener.secret_file.clone().or_else(|| opener.store.secret_file());
     if let Some(path) = named {
         warn_if_open(&path);
     }
+    if let Some(path) = opener.store.key_file().filter(|path| is_key_open_to_others(path)) {
+        warn(&path, "other users can read this private key: chmod 600 it");
+    }
 }
 
 /// Warns of a file with a secret that other users can read, in the log or, without one, on standard error.
 pub(crate) fn warn_if_open(path: &Path) {
-    if !is_open_to_others(path) {
-        return;
+    if is_open_to_others(path) {
+        warn(path, "other users can read this secret: chmod 600 it");
     }
-    if tracing::dispatcher::has_been_set() {
-        tracing::warn!(path = %path.display(), "other users can read this secret: chmod 600 it");
-    } else {
-        eprintln!(
-            "hapax: warning: {}: other users can read this secret: chmod 600 it",
-            path.display()
-        );
+}
+
+fn warn(path: &Path, what: &str) {
+    let path = path.display();
+    match tracing::dispatcher::has_been_set() {
+        true => tracing::warn!(%path, "{what}"),
+        false => eprintln!("hapax: warning: {path}: {what}"),
     }
 }
 

@@ -14,7 +14,7 @@ use hapax_core::{EngineError, Idempotency, Store, SystemEntropy, Timestamp};
 use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_operators::{
     AdminToken, Audit, Census, Operators, RegisterError, RegisteredUser, TokenError,
-    is_open_to_others,
+    is_key_open_to_others, is_open_to_others,
 };
 use hapax_proxy::tls::{AllCertificates, ReadCertificates, TlsError};
 use hapax_proxy::{ConnectOptions, ListenerConfig, Shutdown, ShutdownPhase, listener};
@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 use crate::access::AccessLog;
 use crate::admin::{self, Admin};
 use crate::budget::{self, MemoryPlan};
-use crate::config::{Config, ConfigError, ResolvedConfig};
+use crate::config::{Config, ConfigError, ResolvedConfig, Transport};
 use crate::handler::RequestHandler;
 use crate::housekeeping::housekeeping;
 use crate::metrics::Metrics;
@@ -579,6 +579,13 @@ fn warn(config: &Config, opened: &OpenStore) {
     for path in secret.into_iter().chain(config.token_file()) {
         if is_open_to_others(&path) {
             tracing::warn!(path = %path.display(), "other users can read this secret: chmod 600 it");
+        }
+    }
+    let Transport { tls, upstream_tls, .. } = &config.transport;
+    let keys = tls.iter().map(|it| &it.key).chain(upstream_tls.client.iter().map(|(_, key)| key));
+    for path in keys.cloned().chain(config.store.key_file()) {
+        if is_key_open_to_others(&path) {
+            tracing::warn!(path = %path.display(), "other users can read this private key: chmod 600 it");
         }
     }
     reload::warn(config);

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use hapax_core::driver::StoreDriver;
 use hapax_operators::{AdminToken, Audit};
 use hapax_redis::RedisDriver;
+use percent_encoding::percent_decode_str;
 
 use super::drivers::StoreDrivers;
 
@@ -54,6 +55,13 @@ impl StoreUrl {
             }
             Self::Memory | Self::Server(_) => self.to_string(),
         }
+    }
+
+    /// Returns the file of the private key by which the client of a server authenticates, if the URL names one.
+    #[must_use]
+    pub fn key_file(&self) -> Option<PathBuf> {
+        let Self::Server(url) = self else { return None };
+        url.key_file()
     }
 
     /// Returns the file of the secrets that a `file:` store creates next to it.
@@ -111,6 +119,16 @@ impl ServerUrl {
         let (_, rest) = self.0.split_once("://").unwrap_or_default();
         let user = rest.rsplit_once('@').map_or("", |(user, _)| user);
         user.contains(':') || rest.contains("password=")
+    }
+
+    /// Returns the file of the private key that the URL names, by which the client of a PostgreSQL authenticates.
+    #[must_use]
+    pub fn key_file(&self) -> Option<PathBuf> {
+        let (_, query) = self.0.split_once('?')?;
+        let key = query.split('&').rev().find_map(|pair| pair.strip_prefix("sslkey="))?;
+        let key = percent_decode_str(key).decode_utf8().ok()?;
+        // A key itself has line breaks.
+        (!key.contains('\n')).then(|| PathBuf::from(&*key))
     }
 
     /// Returns whether the connection is unencrypted on a network, so that passwords and data can
@@ -318,6 +336,19 @@ mod tests {
             let url: StoreUrl = url.parse().unwrap();
             let StoreUrl::Server(server) = &url else { panic!() };
             assert_eq!(server.has_password(), has, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_file_of_a_private_key_is_found() {
+        for (url, file) in [
+            ("postgres://u@db/x?sslcert=c.pem&sslkey=/etc/k%20ey.pem", Some("/etc/k ey.pem")),
+            ("postgres://u@db/x?sslkey=-----BEGIN%0Ax", None),
+            ("postgres://u@db/x", None),
+            ("file:x?sslkey=y", None),
+        ] {
+            let url: StoreUrl = url.parse().unwrap();
+            assert_eq!(url.key_file(), file.map(PathBuf::from), "{url}");
         }
     }
 
