@@ -1,14 +1,16 @@
 //! Storage of the database's bytes: the file, or a substitute in tests.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
 
+use crate::error::FileStoreError;
 use crate::files::with_suffix;
 
 /// Storage of a database. The store opens it again after a write that failed.
@@ -18,6 +20,11 @@ pub trait Backing: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// Any error of opening.
     fn open(&self) -> io::Result<Disk>;
+
+    /// Returns whether the storage that was opened is still the one that a later process would open. Default: true.
+    fn is_in_place(&self) -> bool {
+        true
+    }
 
     /// Returns the length, in bytes.
     ///
@@ -52,18 +59,35 @@ const RESERVE: u64 = 16 << 20;
 pub(crate) struct FileBacking {
     path: PathBuf,
     make: bool,
+    /// The file that was opened first.
+    opened: OnceLock<FileId>,
+}
+
+/// Device and number of a file, which no other file has while it exists.
+type FileId = (u64, u64);
+
+#[cfg(unix)]
+fn file_id(of: &Metadata) -> FileId {
+    use std::os::unix::fs::MetadataExt;
+    (of.dev(), of.ino())
+}
+
+/// Returns the same for every file: on this platform files are not told apart, and one that is open is not moved.
+#[cfg(not(unix))]
+fn file_id(_: &Metadata) -> FileId {
+    (0, 0)
 }
 
 impl FileBacking {
     /// Returns the storage of an existing database. A missing or empty file is an error, because
     /// the database was lost: a new one in its place would silently be without all records.
     pub(crate) fn existing(path: &Path) -> Self {
-        Self { path: path.to_owned(), make: false }
+        Self { path: path.to_owned(), make: false, opened: OnceLock::new() }
     }
 
     /// Returns the storage of a database that is to be created.
     pub(crate) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), make: true }
+        Self { path: path.to_owned(), make: true, opened: OnceLock::new() }
     }
 
     pub(crate) fn exists(&self) -> io::Result<bool> {
@@ -77,10 +101,20 @@ impl Backing for FileBacking {
         options.read(true).write(true).create_new(self.make);
         owner_only(&mut options);
         let file = options.open(&self.path)?;
-        if !self.make && file.metadata()?.len() == 0 {
+        let about = file.metadata()?;
+        if !self.make && about.len() == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"));
         }
+        let id = file_id(&about);
+        if *self.opened.get_or_init(|| id) != id {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, FileStoreError::Moved));
+        }
         Ok(Disk::new(FileBackend::new(file).map_err(io::Error::other)?))
+    }
+
+    fn is_in_place(&self) -> bool {
+        let found = self.path.metadata().ok();
+        found.is_some_and(|found| self.opened.get().is_none_or(|it| *it == file_id(&found)))
     }
 
     fn length(&self) -> io::Result<u64> {

@@ -177,6 +177,12 @@ pub enum FileStoreError {
          would execute again: restore that file, or accept this one with `hapax store confirm`"
     )]
     Replaced,
+    /// The file was moved, removed or replaced while it was open: the next process would not find what is written.
+    #[error(
+        "expected the file that this process opened at its path, found none or another one: move it back, or stop this process \
+         before another file is put in its place; until then nothing is written"
+    )]
+    Moved,
     /// A write failed, and the database is not reopened yet.
     #[error("a write failed and the database is being reopened")]
     Reopening,

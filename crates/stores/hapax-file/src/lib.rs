@@ -86,6 +86,7 @@ mod job;
 mod lock_file;
 mod options;
 mod pages;
+mod pause;
 mod queue;
 mod reader;
 mod record;

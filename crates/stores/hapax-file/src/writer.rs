@@ -14,6 +14,7 @@
 //! - Full disk: the reserve is released at the first write that fails for lack of space, so that
 //!   requests in progress can be recorded. Once it is used up, writes are `Unavailable` for a pause
 //!   that doubles, and requests that only read, such as replays, are answered as before.
+//! - A file that is not at its path any more, or another one there: writes are `Unavailable` until it is back.
 //! - A caller that is gone changes nothing: its write is applied, and the answer is dropped.
 //!
 //! Changes of the schedule are writes as swaps are, in the same transactions.
@@ -38,6 +39,7 @@ use crate::database::{self, guarded};
 use crate::error::{FileStoreError, is_full, unchanged};
 use crate::job::{AppliedJob, Job, WriteJob};
 use crate::lock_file::LockFile;
+use crate::pause::{LONGEST, Pause};
 use crate::queue::Woken;
 use crate::shared::{Shared, count};
 
@@ -55,13 +57,6 @@ const QUIET_TIME: Duration = Duration::from_millis(5);
 /// Time for which a commit that has only insertions of entries waits for another write. A saga saves its
 /// first log when it inserts its entry, and both share a commit.
 const BESIDE_INSERTION: Duration = Duration::from_millis(1);
-/// Pauses between attempts to reopen the database, or to write on a full disk: doubled from the
-/// first to the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LAST_PAUSE: Duration = Duration::from_secs(5);
-/// Number of requests rejected meanwhile that end a pause of the first length; in proportion for
-/// longer ones.
-const REJECTIONS: usize = 1_000;
 /// Free bytes above `min_free_bytes` from which on the reserve is made again.
 const FREE_FOR_RESERVE: u64 = 64 << 20;
 
@@ -90,31 +85,6 @@ pub(crate) struct Writer {
     /// True if the index of expiry is damaged. The records themselves are intact: they are written
     /// without it, and nothing is removed.
     pub(crate) no_index: bool,
-}
-
-/// A pause after a failure. It is measured by the clock and by the requests rejected meanwhile,
-/// because a clock may be set back.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pause {
-    since: Timestamp,
-    length: Duration,
-    rejected: usize,
-}
-
-impl Pause {
-    const fn new(since: Timestamp, length: Duration) -> Self {
-        Self { since, length, rejected: 0 }
-    }
-
-    /// Returns the pause after another failure.
-    fn longer(self, now: Timestamp) -> Self {
-        Self::new(now, (self.length * 2).min(LAST_PAUSE))
-    }
-
-    fn is_over(&self, now: Timestamp) -> bool {
-        let times = (self.length.as_millis() / FIRST_PAUSE.as_millis()) as usize;
-        now.since(self.since) >= self.length || self.rejected >= REJECTIONS * times
-    }
 }
 
 /// A removal in progress, over several commits.
@@ -148,11 +118,35 @@ impl Writer {
                     break;
                 }
             }
+            if !self.backing.is_in_place() {
+                if !self.wait_for_file() {
+                    break;
+                }
+                continue;
+            }
             if !self.step() && !self.reopen() {
                 break;
             }
         }
         self.finish();
+    }
+
+    /// Rejects requests until the file is at its path again. Returns false if the store was closed before. The database
+    /// stays open: if the file was removed, it is the last copy, and replays are read from it.
+    fn wait_for_file(&mut self) -> bool {
+        tracing::error!("{}", FileStoreError::Moved);
+        loop {
+            self.refuse(|| FileStoreError::Moved);
+            // A request that arrives after the file was moved back is executed.
+            let woken = self.shared.jobs.wait(Some(LONGEST));
+            if self.backing.is_in_place() {
+                tracing::info!("the file of the store is at its path again");
+                return true;
+            }
+            if woken == Woken::Closed {
+                return false;
+            }
+        }
     }
 
     /// Executes one transaction. Returns whether the database is still usable.
@@ -193,7 +187,7 @@ impl Writer {
                     return;
                 }
                 let pause = self.full_since.map(|pause| pause.longer(now));
-                let pause = pause.unwrap_or_else(|| Pause::new(now, FIRST_PAUSE));
+                let pause = pause.unwrap_or_else(|| Pause::new(now));
                 tracing::error!(
                     retry_ms = pause.length.as_millis() as u64,
                     "the disk is full: nothing can be recorded until disk space is free"
@@ -212,7 +206,6 @@ impl Writer {
     }
 
     fn transact(&mut self, database: &Database) -> BatchEnd {
-        // An error means that the file was moved or removed, and that writes to it are lost.
         let length = self.backing.length().map_err(redb::Error::from);
         let begun = length.and_then(|length| {
             // When it opens a file, the engine verifies all of it and fails at damage, unless the
@@ -406,22 +399,25 @@ impl Writer {
                 true
             }
             BatchEnd::Failed { jobs, error } => {
-                let error = Arc::new(FileStoreError::Engine(error));
-                for job in jobs {
-                    job.fail(StoreError::unavailable(Arc::clone(&error)));
-                }
-                self.refuse();
-                false
+                self.fail(jobs, error, |error| StoreError::unavailable(error))
             }
             BatchEnd::Ambiguous { jobs, error } => {
-                let error = Arc::new(FileStoreError::Engine(error));
-                for job in jobs {
-                    job.fail(StoreError::ambiguous(Arc::clone(&error)));
-                }
-                self.refuse();
-                false
+                self.fail(jobs, error, |error| StoreError::ambiguous(error))
             }
         }
+    }
+
+    /// Fails the writes of a transaction, and those that wait. Returns false: the database is not usable.
+    fn fail(
+        &mut self,
+        jobs: Vec<WriteJob>,
+        error: redb::Error,
+        kind: fn(Arc<FileStoreError>) -> StoreError,
+    ) -> bool {
+        let error = Arc::new(FileStoreError::Engine(error));
+        jobs.into_iter().for_each(|job| job.fail(kind(Arc::clone(&error))));
+        self.refuse(|| FileStoreError::Reopening);
+        false
     }
 
     fn removed(&mut self, removal: Removal) {
@@ -444,14 +440,14 @@ impl Writer {
     /// Answers every waiting request that it was not executed. Returns their number. Requests that
     /// arrive meanwhile wait for the next time: callers that retry at once would otherwise keep
     /// this from ending.
-    fn refuse(&mut self) -> usize {
-        let reopening = || StoreError::unavailable(FileStoreError::Reopening);
+    fn refuse(&mut self, reason: fn() -> FileStoreError) -> usize {
+        let reason = || StoreError::unavailable(reason());
         let waiting = self.pending.len() + self.shared.jobs.len();
         for job in (0..waiting).map_while(|_| self.next()).collect::<Vec<_>>() {
-            job.fail(reopening());
+            job.fail(reason());
         }
         while !self.reaps.is_empty() {
-            self.end_reap(Err(reopening()));
+            self.end_reap(Err(reason()));
         }
         waiting
     }
@@ -461,7 +457,7 @@ impl Writer {
     /// The epoch stays: this process continues, and so do its leases.
     fn reopen(&mut self) -> bool {
         self.close_database();
-        let mut pause = Pause::new(self.shared.clock.now(), FIRST_PAUSE);
+        let mut pause = Pause::new(self.shared.clock.now());
         loop {
             match self.try_open() {
                 Ok((database, floor)) => {
@@ -485,7 +481,9 @@ impl Writer {
             pause.since = self.shared.clock.now();
             while !pause.is_over(self.shared.clock.now()) {
                 match self.shared.jobs.wait(Some(pause.length)) {
-                    Woken::Item => pause.rejected += self.refuse(),
+                    Woken::Item => {
+                        pause.rejected += self.refuse(|| FileStoreError::Reopening);
+                    }
                     Woken::Closed => return false,
                     Woken::TimedOut => break,
                 }
@@ -505,7 +503,7 @@ impl Writer {
 
     /// Ends the readers, closes the database, and only then releases the lock.
     fn finish(mut self) {
-        self.refuse();
+        self.refuse(|| FileStoreError::Closed);
         for reader in self.readers.drain(..) {
             reader.join().ok();
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax_core::machine::{ClaimEvent, Event, Step, step};
 use hapax_core::schedule::Schedule;
 use hapax_core::{Clock, KeyRing, LeaseId, Secret, Store, StoreError, Timestamp};
-use hapax_file::{FileOptions, FileStore, LockOwner, OpenError, SecretSource};
+use hapax_file::{FileOptions, FileStore, FileStoreError, LockOwner, OpenError, SecretSource};
 use hapax_testkit::ManualClock;
 
 use crate::support::{LEASE, claim, complete, due, entry, expect_stored, key, load, seen};
@@ -239,10 +239,27 @@ async fn after_the_file_was_moved_no_write_is_acknowledged() {
     }
     assert!(!path.exists(), "a new database took its place");
     std::fs::rename(&away, &path).unwrap();
-    while store.swap(claim(2)).await.is_err() {
-        tokio::task::yield_now().await;
-    }
+    expect_stored(&store, &claim(2)).await;
     assert!(load(&store, 1).await.is_some());
+}
+
+#[tokio::test]
+async fn nothing_is_written_while_another_file_is_in_the_place_of_the_own_one() {
+    let (directory, path) = temporary();
+    let store = open(&path).unwrap();
+    expect_stored(&store, &claim(1)).await;
+    let away = directory.path().join("away.db");
+    std::fs::rename(&path, &away).unwrap();
+    std::fs::copy(&away, &path).unwrap();
+    for _ in 0..3 {
+        let error = store.swap(claim(2)).await.unwrap_err();
+        let reason = std::error::Error::source(&error).and_then(|it| it.downcast_ref());
+        assert!(matches!(reason, Some(FileStoreError::Moved)), "{error:?}");
+    }
+    assert!(load(&store, 1).await.is_some(), "replays are read from the file that is open");
+    assert_eq!(store.backup(&directory.path().join("backup.db")).await.unwrap(), 1);
+    std::fs::rename(&away, &path).unwrap();
+    expect_stored(&store, &claim(2)).await;
 }
 
 #[tokio::test]
