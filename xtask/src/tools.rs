@@ -70,10 +70,13 @@ fn tool(name: &str, version: &str) -> Result<PathBuf, Failure> {
     let tools = root().join("target/tools");
     let built = tools.join("bin").join(name);
     if !built.is_file() {
-        // A target folder of its own survives an interrupted build.
+        // A target folder of its own survives an interrupted build. Optimising it takes longer than what it then does.
         Run::cargo()
             .args(["install", "--locked", "--root", "target/tools", "--version", version, name])
             .env("CARGO_TARGET_DIR", tools.join("build"))
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
             .show()?;
     }
     Ok(built)

@@ -127,6 +127,12 @@ impl fmt::Debug for OperatorsBuilder {
 }
 
 impl Operators {
+    /// Returns the entry of this process in the register of its store; `None` if it has none.
+    #[must_use]
+    pub fn user(&self) -> Option<&RegisteredUser> {
+        self.0.user.as_ref()
+    }
+
     /// Creates a builder of the API for `store`, which must be the store of `engine`.
     pub fn builder(engine: Idempotency, store: Arc<dyn Inspect>) -> OperatorsBuilder {
         OperatorsBuilder {

@@ -7,8 +7,9 @@
 //! 3. Processes of one namespace name and compare operations alike; otherwise duplicates that reach two of them
 //!    execute twice. A process that differs from a running one is rejected.
 //! 4. The register decides nothing about records. A process whose entry is new, has other routes, or has not been
-//!    written for that long writes it only if no running process differs. Until then it executes no key without a
-//!    record. So a process that was paused does not execute beside one with other settings that came after it.
+//!    written for that long writes it only if no process differs that runs or was written later. Until then it executes no
+//!    key without a record. So a process that was paused does not execute beside one with other settings that came after
+//!    it, also after an outage in which all entries lapse.
 //! 5. It has the quarantines of the store. A process applies those of its namespace when it writes its entry, which
 //!    confirms them. One that has not written for ten seconds executes no key without a record, so that a quarantine
 //!    that every running process has confirmed holds for the others too. An exception is an outage of the store of more than
@@ -229,21 +230,28 @@ impl RegisterContent {
         Ok(Outcome::new(FORMAT, serde_json::to_vec(self)?))
     }
 
-    /// Adds or replaces the entry of a process, and removes those that ended long ago. The entry is left out where
-    /// there are too many.
+    /// Checks that the entry of a process may be written at `now`. `user` has the time of its last write.
     ///
     /// # Errors
-    /// [`RegisterFault::Difference`]: a running process differs, and may have entered since the entry was last written.
-    fn enter(&mut self, user: &StoreUser, now: Timestamp) -> Result<(), RegisterFault> {
+    /// [`RegisterFault::Difference`]: another process differs, and may execute.
+    fn check(&self, user: &StoreUser, now: Timestamp) -> Result<(), RegisterFault> {
         // While an entry with these routes counts as running, no process that differs enters.
         let is_kept =
             |it: &StoreUser| it.id == user.id && it.is_running(now) && it.routes == user.routes;
-        if !self.users.iter().any(is_kept) {
-            let mut running = self.users.iter().filter(|it| it.is_running(now));
-            if let Some(difference) = running.find_map(|it| user.difference(it)) {
-                return Err(RegisterFault::Difference(Box::new(difference)));
-            }
+        if self.users.iter().any(is_kept) {
+            return Ok(());
         }
+        // One that has lapsed may run again, as after an outage: of two, the later one stays.
+        let mut others = self.users.iter().filter(|it| it.is_running(now) || it.seen > user.seen);
+        match others.find_map(|it| user.difference(it)) {
+            Some(difference) => Err(RegisterFault::Difference(Box::new(difference))),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds or replaces the entry of a process, and removes those that ended long ago. The entry is left out where
+    /// there are too many.
+    fn enter(&mut self, user: &StoreUser, now: Timestamp) {
         let age = |it: &StoreUser| now.since(Timestamp::from_micros(it.seen));
         // An ended process that named operations as this one does is of no further use.
         let is_alike = |it: &StoreUser| it.namespace == user.namespace && it.routes == user.routes;
@@ -260,7 +268,6 @@ impl RegisterContent {
         if self.users.len() < MAX_USERS {
             self.users.push(StoreUser { seen: now.as_micros(), ..user.clone() });
         }
-        Ok(())
     }
 
     fn remove(&mut self, id: &str) {
@@ -345,19 +352,19 @@ mod tests {
         let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
         let later = br#"{"users": [], "pauses": [1, 2]}"#.as_slice();
         let mut content = RegisterContent::decode(&Outcome::new(FORMAT, later)).unwrap();
-        content.enter(&user("a", "bank", "x", "http://a"), at(100)).unwrap();
-        content.enter(&user("b", "", "x", "http://a"), at(105)).unwrap();
-        content.enter(&user("a", "bank", "y", "http://a"), at(106)).unwrap();
+        content.enter(&user("a", "bank", "x", "http://a"), at(100));
+        content.enter(&user("b", "", "x", "http://a"), at(105));
+        content.enter(&user("a", "bank", "y", "http://a"), at(106));
         let ids = |content: &RegisterContent| {
             content.users.iter().map(|it| it.id.clone()).collect::<Vec<_>>()
         };
         assert_eq!(ids(&content), ["b", "a"]);
         assert!(content.users[0].is_running(at(114)) && !content.users[0].is_running(at(115)));
-        content.enter(&user("c", "", "z", "http://a"), at(115)).unwrap();
+        content.enter(&user("c", "", "z", "http://a"), at(115));
         assert_eq!(ids(&content), ["b", "a", "c"], "after an outage b may come back");
-        content.enter(&user("c", "", "z", "http://a"), at(105 + 3600)).unwrap();
+        content.enter(&user("c", "", "z", "http://a"), at(105 + 3600));
         assert_eq!(ids(&content), ["a", "c"]);
-        content.enter(&user("d", "bank", "y", "http://a"), at(105 + 3600)).unwrap();
+        content.enter(&user("d", "bank", "y", "http://a"), at(105 + 3600));
         assert_eq!(ids(&content), ["c", "d"], "d names operations as a did");
         content.remove("a");
         let read = RegisterContent::decode(&content.encode().unwrap()).unwrap();
@@ -372,19 +379,26 @@ mod tests {
         let mut content = RegisterContent::default();
         let [a, b, c] = [("a", "x"), ("b", "y"), ("c", "x")]
             .map(|(id, scope)| user(id, "shop", scope, "http://a"));
-        content.enter(&a, at(100)).unwrap();
-        for other in [&b, &StoreUser { routes: b.routes.clone(), ..c.clone() }] {
-            assert!(content.enter(other, at(109)).is_err());
-        }
-        content.enter(&c, at(109)).unwrap();
-        let changed = StoreUser { routes: b.routes.clone(), ..a.clone() };
-        assert!(content.enter(&changed, at(109)).is_err(), "c runs with other routes");
+        let written =
+            |user: &StoreUser, now: Timestamp| StoreUser { seen: now.as_micros(), ..user.clone() };
+        content.check(&a, at(100)).unwrap();
+        content.enter(&a, at(100));
+        content.check(&b, at(109)).unwrap_err();
+        content.check(&c, at(109)).unwrap();
+        content.enter(&c, at(109));
+        let changed = StoreUser { routes: b.routes.clone(), ..written(&a, at(100)) };
+        assert!(content.check(&changed, at(109)).is_err(), "c runs with other routes");
         content.remove("c");
-        content.enter(&b, at(110)).unwrap();
-        assert!(content.enter(&a, at(110)).is_err(), "it has lapsed, and b has followed");
+        assert!(content.check(&b, at(110)).is_err(), "a has lapsed, and may run again");
+        content.enter(&b, at(110));
+        let (a, b) = (written(&a, at(100)), written(&b, at(110)));
+        for (now, why) in [(111, "b runs"), (200, "b was written later")] {
+            assert!(content.check(&a, at(now)).is_err(), "{why}");
+            content.check(&b, at(now)).unwrap();
+        }
         // As two processes of earlier versions, which only log it.
-        content.users.push(StoreUser { seen: at(110).as_micros(), ..a.clone() });
-        content.enter(&b, at(119)).unwrap();
+        content.users.push(written(&a, at(110)));
+        content.check(&b, at(119)).unwrap();
     }
 
     #[test]
@@ -392,9 +406,7 @@ mod tests {
         let later = br#"{"users": [{"id": "l", "namespace": "", "name": "later", "seen": 99000000, "zone": "b",
             "routes": {"*": {"scope": "x", "key_header": "k", "fingerprint": "http/9", "sources": ["k", "q"]}}}]}"#;
         let mut content = RegisterContent::decode(&Outcome::new(FORMAT, &later[..])).unwrap();
-        content
-            .enter(&user("a", "bank", "x", "http://a"), Timestamp::from_micros(100_000_000))
-            .unwrap();
+        content.enter(&user("a", "bank", "x", "http://a"), Timestamp::from_micros(100_000_000));
         let written = content.encode().unwrap();
         let written: serde_json::Value = serde_json::from_slice(written.bytes()).unwrap();
         let expected: serde_json::Value = serde_json::from_slice(later).unwrap();

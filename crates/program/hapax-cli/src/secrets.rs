@@ -76,7 +76,7 @@ pub(crate) fn warn_of_store(opener: &StoreOpener) {
         warn_if_open(&path);
     }
     if let Some(path) = opener.store.key_file().filter(|path| is_key_open_to_others(path)) {
-        warn(&path, "other users can read this private key: chmod 600 it");
+        warn(&path, "other users can read this private key: chmod 600 it, or 640 if root owns it");
     }
 }
 

@@ -22,7 +22,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use hapax_core::{Quarantine, StoreError};
-use hapax_operators::{Decider, OperatorError, Operators, PeerAddr, StoreDecision, answer, error};
+use hapax_operators::{
+    Decider, OperatorError, Operators, PeerAddr, RegisteredUser, StoreDecision, answer, error,
+};
 use hapax_proxy::{Shutdown, ShutdownPhase};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -221,6 +223,11 @@ async fn ready(State((admin, operators)): Shared) -> Response {
         // Another gateway would reject the same keys, and requests without keys are still served.
         text.into_response()
     } else if admin.engine.quarantines().pauses() {
+        if let Some(difference) = operators.user().and_then(RegisteredUser::difference) {
+            // Other gateways serve these keys.
+            let text = format!("keys without a record do not execute: {difference}\n");
+            return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+        }
         "ready, but the register of the store was not written, for a reason in the log: check the store (`hapax \
          doctor`); until then keys without a record do not execute\n"
             .into_response()

@@ -585,7 +585,7 @@ fn warn(config: &Config, opened: &OpenStore) {
     let keys = tls.iter().map(|it| &it.key).chain(upstream_tls.client.iter().map(|(_, key)| key));
     for path in keys.cloned().chain(config.store.key_file()) {
         if is_key_open_to_others(&path) {
-            tracing::warn!(path = %path.display(), "other users can read this private key: chmod 600 it");
+            tracing::warn!(path = %path.display(), "other users can read this private key: chmod 600 it, or 640 if root owns it");
         }
     }
     reload::warn(config);

@@ -11,7 +11,7 @@ use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
 
 use crate::error::FileStoreError;
-use crate::files::with_suffix;
+use crate::files::{absolute, with_suffix};
 
 /// Storage of a database. The store opens it again after a write that failed.
 pub trait Backing: fmt::Debug + Send + Sync + 'static {
@@ -59,8 +59,9 @@ const RESERVE: u64 = 16 << 20;
 pub(crate) struct FileBacking {
     path: PathBuf,
     make: bool,
-    /// The file that was opened first.
-    opened: OnceLock<FileId>,
+    /// The file that was opened first. It is open for as long as this value, so that its number is not used anew, and a
+    /// removed file keeps its content.
+    opened: OnceLock<File>,
 }
 
 /// Device and number of a file, which no other file has while it exists.
@@ -82,12 +83,12 @@ impl FileBacking {
     /// Returns the storage of an existing database. A missing or empty file is an error, because
     /// the database was lost: a new one in its place would silently be without all records.
     pub(crate) fn existing(path: &Path) -> Self {
-        Self { path: path.to_owned(), make: false, opened: OnceLock::new() }
+        Self { path: absolute(path), make: false, opened: OnceLock::new() }
     }
 
     /// Returns the storage of a database that is to be created.
     pub(crate) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), make: true, opened: OnceLock::new() }
+        Self { path: absolute(path), make: true, opened: OnceLock::new() }
     }
 
     pub(crate) fn exists(&self) -> io::Result<bool> {
@@ -105,20 +106,28 @@ impl Backing for FileBacking {
         if !self.make && about.len() == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"));
         }
-        let id = file_id(&about);
-        if *self.opened.get_or_init(|| id) != id {
+        let first = match self.opened.get() {
+            Some(first) => first,
+            // Not a clone, which would keep the lock of the database.
+            None => {
+                let again = File::open(&self.path)?;
+                self.opened.get_or_init(|| again)
+            }
+        };
+        if file_id(&first.metadata()?) != file_id(&about) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, FileStoreError::Moved));
         }
         Ok(Disk::new(FileBackend::new(file).map_err(io::Error::other)?))
     }
 
     fn is_in_place(&self) -> bool {
-        let found = self.path.metadata().ok();
-        found.is_some_and(|found| self.opened.get().is_none_or(|it| *it == file_id(&found)))
+        let Some(opened) = self.opened.get() else { return true };
+        let ids = [opened.metadata(), self.path.metadata()].map(|it| it.ok().as_ref().map(file_id));
+        ids[0].is_some() && ids[0] == ids[1]
     }
 
     fn length(&self) -> io::Result<u64> {
-        Ok(self.path.metadata()?.len())
+        Ok(self.opened.get().map_or_else(|| self.path.metadata(), File::metadata)?.len())
     }
 
     #[cfg(unix)]

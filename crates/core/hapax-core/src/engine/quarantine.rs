@@ -110,6 +110,11 @@ impl Quarantines<'_> {
         self.state().has_failed = true;
     }
 
+    /// Records that the store answers, although the register may not be written: there is no outage.
+    pub fn note_answer(&self) {
+        self.state().has_failed = false;
+    }
+
     /// Ends the time until which the quarantines count as those of the store.
     pub fn expire(&self) {
         self.set_valid_until(Some(self.time()));

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use hapax_core::store::{Snapshot, Swap, Swapped};
 use hapax_core::{BoxFuture, Entropy, Idempotency, Store, StoreError, SystemEntropy, Timestamp};
-use tokio::time::{sleep, timeout};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::fault::{RegisterError, RegisterFault, difference_in, is_outage};
 use super::quarantine::{MAX_CONFIRMED, StoreQuarantine};
@@ -47,14 +48,17 @@ pub struct RegisteredUser {
     state: Arc<Mutex<UserState>>,
     /// One application of the quarantines at a time: an older one must not follow a newer one.
     applying: Arc<tokio::sync::Mutex<()>>,
+    /// Notified when the entry has to be written at once.
+    changed: Arc<Notify>,
 }
 
 #[derive(Debug)]
 struct UserState {
+    /// Has the time of the last write, 0 before the first one.
     user: StoreUser,
-    /// True once the entry was written.
-    has_entered: bool,
-    /// The other running processes, as of the last write.
+    /// True once a wait for another process is in the log.
+    has_waited: bool,
+    /// The other running processes, as of the last read.
     others: Vec<StoreUser>,
     /// True if no process used the namespace before.
     is_first: bool,
@@ -138,7 +142,7 @@ impl StoreRegister {
         engine.quarantines().expire();
         let state = Arc::new(Mutex::new(UserState {
             user,
-            has_entered: false,
+            has_waited: false,
             others: Vec::new(),
             is_first: false,
             applied: Vec::new(),
@@ -149,6 +153,7 @@ impl StoreRegister {
             engine: engine.clone(),
             state,
             applying: Arc::default(),
+            changed: Arc::default(),
         }
     }
 
@@ -246,7 +251,7 @@ impl RegisteredUser {
                 }
             };
             self.log(&mut logged);
-            sleep(pause).await;
+            let _ = timeout(pause, self.changed.notified()).await;
         }
     }
 
@@ -255,6 +260,7 @@ impl RegisteredUser {
     fn note_outage(&self, error: &StoreError, since: &mut Option<Duration>) {
         if !is_outage(error) {
             *since = None;
+            self.engine.quarantines().note_answer();
             return;
         }
         let now = self.engine.quarantines().time();
@@ -387,15 +393,16 @@ impl RegisteredUser {
         self.state().is_first
     }
 
-    /// Returns a difference from a running process, as of the last write.
+    /// Returns a difference from a running process, as of the last read.
     #[must_use]
     pub fn difference(&self) -> Option<UserDifference> {
         let state = self.state();
         state.others.iter().find_map(|other| state.user.difference(other))
     }
 
-    /// Replaces routes and upstream of the entry, unless a running process differs; it is written within
-    /// three seconds.
+    /// Replaces routes and upstream of the entry, unless a running process differs. It is written within three seconds, at
+    /// once if operations get other names: a process that differs may have entered since the last read, so until then no key
+    /// without a record executes.
     ///
     /// # Errors
     /// [`UserDifference`]; the entry stays as it is.
@@ -406,16 +413,20 @@ impl RegisteredUser {
     ) -> Result<(), Box<UserDifference>> {
         let mut state = self.state();
         let changed = StoreUser { upstream: Some(upstream), routes, ..state.user.clone() };
-        match state.others.iter().find_map(|other| changed.difference(other)) {
-            Some(difference) => Err(Box::new(difference)),
-            None => {
-                state.user = changed;
-                // A quarantine of a route that gets another name here applies to all routes.
-                let applied = state.applied.iter().map(|it| it.of_engine(&state.user));
-                self.engine.quarantines().widen(&applied.collect::<Vec<_>>());
-                Ok(())
-            }
+        if let Some(difference) = state.others.iter().find_map(|other| changed.difference(other)) {
+            return Err(Box::new(difference));
         }
+        let before = StoreUser { id: String::new(), ..state.user.clone() };
+        if self.register.is_shared() && changed.difference(&before).is_some() {
+            // With the lock, so that a write of the former routes does not make it valid again.
+            self.engine.quarantines().expire();
+            self.changed.notify_one();
+        }
+        state.user = changed;
+        // A quarantine of a route that gets another name here applies to all routes.
+        let applied = state.applied.iter().map(|it| it.of_engine(&state.user));
+        self.engine.quarantines().widen(&applied.collect::<Vec<_>>());
+        Ok(())
     }
 
     /// Removes the entry. Without success it lapses.
@@ -435,55 +446,52 @@ impl RegisteredUser {
         }
     }
 
+    /// Writes the entry. If another one differs, it waits for at most 15 seconds to see whether that is written again.
     async fn write(&self) -> Result<(), StoreError> {
-        let has_entered = self.state().has_entered;
-        let ended = if has_entered { BTreeMap::new() } else { self.watch().await? };
-        self.write_without(&ended).await
+        match self.write_without(&BTreeMap::new()).await {
+            Err(error) if difference_in(&error).is_some() => {
+                if !std::mem::replace(&mut self.state().has_waited, true) {
+                    tracing::info!(
+                        %error,
+                        "waiting for at most 15 seconds to see whether a process with other settings still runs"
+                    );
+                }
+                let ended = self.watch().await?;
+                self.write_without(&ended).await
+            }
+            done => done,
+        }
     }
 
     /// Waits until no process that differs is known to run. Returns the entries of ended ones that differ, by id and
-    /// time.
+    /// time. It is the time of this process that counts: the clock of the store may be set.
     ///
     /// # Errors
     /// [`StoreError`]; of [`RegisterFault::Difference`] if such a process runs.
     async fn watch(&self) -> Result<BTreeMap<String, u64>, StoreError> {
-        let user = self.user();
-        let mut first: Option<(Timestamp, BTreeMap<String, u64>)> = None;
+        let (begun, user) = (Instant::now(), self.user());
+        let mut first: Option<BTreeMap<String, u64>> = None;
         loop {
             let seen = self.register.load().await?;
-            let RegisterContent { users, namespaces, .. } = content(&seen)?;
-            let is_new = {
-                let mut state = self.state();
-                state.is_first = !namespaces.contains(&user.namespace);
-                let is_new = state.user.since == 0;
-                if is_new {
-                    state.user.since = seen.now.as_micros();
-                }
-                is_new
-            };
+            // The store answers: this is no outage, in which routes with `store_outage = "open"` execute.
+            self.engine.quarantines().note_answer();
+            let users = content(&seen)?.users;
+            self.note_others(&users, seen.now);
             let differing = users.iter().filter_map(|it| Some((it, user.difference(it)?)));
             let differing: Vec<_> = differing.collect();
-            if differing.is_empty() {
-                return Ok(first.map(|(_, entries)| entries).unwrap_or_default());
-            }
-            let Some((since, entries)) = &first else {
-                if is_new {
-                    tracing::info!(
-                        user = differing[0].0.name,
-                        "waiting for at most 15 seconds to see whether a process with other settings still runs"
-                    );
-                }
+            let Some(entries) = &first else {
                 let entries = differing.iter().map(|(it, _)| (it.id.clone(), it.seen)).collect();
-                first = Some((seen.now, entries));
+                first = Some(entries);
                 continue;
             };
             // It was written since this call began.
             let running = |it: &StoreUser| entries.get(&it.id) != Some(&it.seen);
+            let is_over = differing.is_empty() || begun.elapsed() >= WATCH;
             if let Some((_, difference)) = differing.into_iter().find(|(it, _)| running(it)) {
                 return Err(RegisterFault::Difference(Box::new(difference)).into());
             }
-            if seen.now.since(*since) >= WATCH {
-                return Ok(first.map(|(_, entries)| entries).unwrap_or_default());
+            if is_over {
+                return Ok(first.unwrap_or_default());
             }
             sleep(LAPSE / 20).await;
         }
@@ -491,16 +499,21 @@ impl RegisteredUser {
 
     /// Writes the entry, and removes those that have not been written since they were seen as these: by id and time.
     async fn write_without(&self, ended: &BTreeMap<String, u64>) -> Result<(), StoreError> {
-        let user = self.state().user.clone();
+        let user = self.user();
         let quarantines = self.engine.quarantines();
         let mut at = Duration::ZERO;
         let change = |content: &mut RegisterContent, now: Timestamp, loaded_at| {
             at = loaded_at;
+            self.note_first(content, now);
+            self.note_others(&content.users, now);
             content.users.retain(|it| ended.get(&it.id) != Some(&it.seen));
+            content.check(&user, now)?;
             // Applied before the write that confirms them.
             let mut confirmed = self.confirm(content, now);
             confirmed.truncate(MAX_CONFIRMED);
-            content.enter(&StoreUser { confirmed, ..user.clone() }, now)
+            let since = self.user().since;
+            content.enter(&StoreUser { confirmed, since, ..user.clone() }, now);
+            Ok(())
         };
         let changed = self.register.change_timed(|| quarantines.time(), change).await;
         let (content, now) = changed.inspect_err(|error| {
@@ -511,14 +524,34 @@ impl RegisteredUser {
         if !content.users.iter().any(|it| it.id == user.id) {
             return Err(RegisterFault::Full.into());
         }
-        // The entry counts as written from a later time on: others take this process for a running one for longer.
-        quarantines.set_valid_until(Some(at + LAPSE));
-        // An entry that differs counts for longer than its process counts as running: see `watch`.
-        let others = content.users.into_iter().filter(|it| it.id != user.id && it.is_running(now));
+        self.note_others(&content.users, now);
         let mut state = self.state();
-        state.others = others.collect();
-        state.has_entered = true;
+        state.user.seen = now.as_micros();
+        // Routes that were replaced meanwhile were not compared.
+        if state.user.routes == user.routes {
+            // The entry counts as written from a later time on: others take this process for a running one for longer.
+            quarantines.set_valid_until(Some(at + LAPSE));
+        }
         Ok(())
+    }
+
+    /// Notes what a process that has not entered finds in the register.
+    fn note_first(&self, content: &RegisterContent, now: Timestamp) {
+        let mut state = self.state();
+        if state.user.seen == 0 {
+            state.is_first = !content.namespaces.contains(&state.user.namespace);
+        }
+        if state.user.since == 0 {
+            state.user.since = now.as_micros();
+        }
+    }
+
+    /// Notes the other processes that run. An entry that differs counts for longer: see [`watch`](Self::watch).
+    fn note_others(&self, users: &[StoreUser], now: Timestamp) {
+        let mut state = self.state();
+        let id = &state.user.id;
+        let others = users.iter().filter(|it| it.id != *id && it.is_running(now));
+        state.others = others.cloned().collect();
     }
 
     fn state(&self) -> MutexGuard<'_, UserState> {
@@ -546,28 +579,5 @@ fn log_changes(before: &[StoreQuarantine], after: &[StoreQuarantine]) {
             route = it.route,
             "a quarantine of the store has ended: keys without a record execute again"
         );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use hapax_core::MemoryStore;
-    use hapax_core::Namespace;
-
-    use super::*;
-
-    #[test]
-    fn an_outage_begins_with_the_first_call_that_the_store_does_not_answer() {
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
-        let engine = Idempotency::new(Arc::clone(&store));
-        let user = StoreUser::new(&Namespace::default(), "a service".to_owned()).unwrap();
-        let entry = StoreRegister::new(store, LAPSE).pending(user, &engine);
-        let mut since = None;
-        entry.note_outage(&RegisterFault::Conflicts.into(), &mut since);
-        assert_eq!(since, None);
-        entry.note_outage(&StoreError::unavailable("refused"), &mut since);
-        assert!(since.is_some());
-        entry.note_outage(&RegisterFault::Conflicts.into(), &mut since);
-        assert_eq!(since, None, "the store answered");
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::world::Service;
 
 /// A request of a gateway.
-struct Paid;
+pub(crate) struct Paid;
 
 impl OperationRequest for Paid {
     fn scheme(&self) -> FingerprintScheme {

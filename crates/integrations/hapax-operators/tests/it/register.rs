@@ -8,9 +8,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
-use hapax_core::{Idempotency, MemoryStore, Namespace, OperationId, Store, StoreError};
+use hapax_core::{
+    ClaimError, Idempotency, Key, MemoryStore, Namespace, OperationId, Policy, Scope, Store,
+    StoreError,
+};
 use hapax_operators::{QuarantineStart, RegisteredUser, RouteNaming, StoreRegister, StoreUser};
 
+use crate::keys::Paid;
 use crate::world::{TestClock, memory};
 
 /// A store with a limited number of loads. A rival, once set, writes its entry before the first swap, and after each swap
@@ -125,7 +129,12 @@ async fn a_paused_process_does_not_resume_beside_one_with_other_settings() {
     // Waits until the entry of the paused process has lapsed.
     let entered = new.enter().await;
     assert!(new.executes() && !old.executes());
-    let error = paused.apply().await.unwrap_err();
+    let resume = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        entered.apply().await.unwrap();
+    };
+    let (applied, ()) = tokio::join!(paused.apply(), resume);
+    let error = applied.unwrap_err();
     let text = error.source().unwrap().to_string();
     assert!(
         text.contains("expected scope x-tenant for path *, as a service of x-tenant"),
@@ -162,6 +171,60 @@ async fn a_pending_process_does_not_enter_beside_one_with_other_settings() {
 }
 
 /// The other process entered after the last read of the register.
+/// Of two processes that have lapsed, the one that wrote later stays.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_was_followed_does_not_resume_after_an_outage() {
+    let store = memory();
+    let [old, new] =
+        ["x-user", "x-tenant"].map(|scope| Process::new(Arc::clone(&store) as _, scope));
+    let paused = old.enter().await;
+    let entered = new.enter().await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let resume = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(!old.executes());
+        entered.apply().await.unwrap();
+    };
+    let (applied, ()) = tokio::join!(paused.apply(), resume);
+    applied.unwrap_err();
+    assert!(new.executes() && !old.executes());
+    assert!(paused.difference().is_some(), "a reload compares with the process that runs");
+}
+
+/// Routes with `store_outage = "open"` execute without a record in an outage only.
+#[tokio::test(start_paused = true)]
+async fn the_difference_from_another_process_is_no_outage() {
+    let memory = memory();
+    let store = Contended::new(&memory);
+    store.loads.store(0, Ordering::Relaxed);
+    let [old, new] = [Arc::clone(&memory) as Arc<dyn Store>, Arc::clone(&store) as _];
+    let [old, new] = [Process::new(old, "x-user"), Process::new(new, "x-tenant")];
+    let pending = new.register.enter_when_available(new.user.clone(), &new.engine).await.unwrap();
+    let is_outage = async || {
+        let (scope, key): (_, Key) = (Scope::shared(), "k".parse().unwrap());
+        let claimed = new.engine.claim(&scope, &key, &Paid, &Policy::default()).await;
+        match claimed.unwrap_err() {
+            ClaimError::Store(_) => true,
+            ClaimError::Quarantined { .. } => false,
+            other => panic!("{other}"),
+        }
+    };
+    assert!(is_outage().await);
+    let entered = old.enter().await;
+    store.loads.store(u32::MAX, Ordering::Relaxed);
+    let keep = async {
+        for _ in 0..5 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            entered.apply().await.unwrap();
+        }
+    };
+    let refused = async {
+        pending.apply().await.unwrap_err();
+        assert!(!is_outage().await);
+    };
+    tokio::join!(refused, keep);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_process_with_changed_routes_stops_beside_one_with_other_settings() {
     let store = memory();
@@ -169,8 +232,15 @@ async fn a_process_with_changed_routes_stops_beside_one_with_other_settings() {
     let reloaded = old.enter().await;
     let entered = new.enter().await;
     reloaded.replace("http://a".to_owned(), routes("x-tenant")).unwrap();
-    reloaded.apply().await.unwrap_err();
+    assert!(!old.executes(), "before the next write");
+    let keep = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        entered.apply().await.unwrap();
+    };
+    let (applied, ()) = tokio::join!(reloaded.apply(), keep);
+    applied.unwrap_err();
     assert!(new.executes() && !old.executes());
+    reloaded.replace("http://a".to_owned(), routes("x-tenant")).unwrap_err();
     reloaded.replace("http://a".to_owned(), routes("x-user")).unwrap();
     reloaded.apply().await.unwrap();
     entered.apply().await.unwrap();
