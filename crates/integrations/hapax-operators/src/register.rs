@@ -234,16 +234,16 @@ impl RegisterContent {
     ///
     /// # Errors
     /// [`RegisterFault::Difference`]: another process differs, and may execute.
-    fn check(&self, user: &StoreUser, now: Timestamp) -> Result<(), RegisterFault> {
+    fn admit(&self, user: &StoreUser, now: Timestamp) -> Result<(), RegisterFault> {
+        let own = self.users.iter().find(|it| it.id == user.id);
         // While an entry with these routes counts as running, no process that differs enters.
-        let is_kept =
-            |it: &StoreUser| it.id == user.id && it.is_running(now) && it.routes == user.routes;
-        if self.users.iter().any(is_kept) {
+        if own.is_some_and(|it| it.is_running(now) && it.routes == user.routes) {
             return Ok(());
         }
-        // One that has lapsed may run again, as after an outage: of two, the later one stays.
-        let mut others = self.users.iter().filter(|it| it.is_running(now) || it.seen > user.seen);
-        match others.find_map(|it| user.difference(it)) {
+        // One that has lapsed may run again, as after an outage: of two, the later one stays. A process that enters
+        // removes the entries that differ.
+        let counts = |it: &&StoreUser| own.is_none() || it.is_running(now) || it.seen >= user.seen;
+        match self.users.iter().filter(counts).find_map(|it| user.difference(it)) {
             Some(difference) => Err(RegisterFault::Difference(Box::new(difference))),
             None => Ok(()),
         }
@@ -381,24 +381,24 @@ mod tests {
             .map(|(id, scope)| user(id, "shop", scope, "http://a"));
         let written =
             |user: &StoreUser, now: Timestamp| StoreUser { seen: now.as_micros(), ..user.clone() };
-        content.check(&a, at(100)).unwrap();
+        content.admit(&a, at(100)).unwrap();
         content.enter(&a, at(100));
-        content.check(&b, at(109)).unwrap_err();
-        content.check(&c, at(109)).unwrap();
+        content.admit(&b, at(109)).unwrap_err();
+        content.admit(&c, at(109)).unwrap();
         content.enter(&c, at(109));
         let changed = StoreUser { routes: b.routes.clone(), ..written(&a, at(100)) };
-        assert!(content.check(&changed, at(109)).is_err(), "c runs with other routes");
+        assert!(content.admit(&changed, at(109)).is_err(), "c runs with other routes");
         content.remove("c");
-        assert!(content.check(&b, at(110)).is_err(), "a has lapsed, and may run again");
+        assert!(content.admit(&b, at(110)).is_err(), "a has lapsed, and may run again");
         content.enter(&b, at(110));
         let (a, b) = (written(&a, at(100)), written(&b, at(110)));
         for (now, why) in [(111, "b runs"), (200, "b was written later")] {
-            assert!(content.check(&a, at(now)).is_err(), "{why}");
-            content.check(&b, at(now)).unwrap();
+            assert!(content.admit(&a, at(now)).is_err(), "{why}");
+            content.admit(&b, at(now)).unwrap();
         }
         // As two processes of earlier versions, which only log it.
         content.users.push(written(&a, at(110)));
-        content.check(&b, at(119)).unwrap();
+        content.admit(&b, at(119)).unwrap();
     }
 
     #[test]

@@ -23,7 +23,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use hapax_core::{Quarantine, StoreError};
 use hapax_operators::{
-    Decider, OperatorError, Operators, PeerAddr, RegisteredUser, StoreDecision, answer, error,
+    Decider, OperatorError, Operators, PeerAddr, StoreDecision, UserDifference, answer, error,
 };
 use hapax_proxy::{Shutdown, ShutdownPhase};
 use serde::Deserialize;
@@ -208,6 +208,12 @@ fn in_quarantine(quarantines: &[Quarantine]) -> Option<String> {
     ))
 }
 
+/// Returns the difference from another gateway for which this one executes no key without a record.
+fn refused(admin: &Admin, operators: &Operators) -> Option<UserDifference> {
+    let difference = operators.user()?.difference()?;
+    admin.engine.quarantines().pauses().then_some(difference)
+}
+
 async fn ready(State((admin, operators)): Shared) -> Response {
     if admin.shutdown.phase() > ShutdownPhase::Serving {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response();
@@ -219,15 +225,14 @@ async fn ready(State((admin, operators)): Shared) -> Response {
     } else if admin.opened.is_replaced() {
         // Another gateway would reject the same keys, and requests without keys are still served.
         "ready, but the store was emptied or replaced: see `hapax store confirm`\n".into_response()
+    } else if let Some(difference) = refused(&admin, &operators) {
+        // Other gateways serve these keys.
+        let text = format!("keys without a record do not execute: {difference}\n");
+        (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
     } else if let Some(text) = in_quarantine(&admin.engine.quarantines().in_force()) {
         // Another gateway would reject the same keys, and requests without keys are still served.
         text.into_response()
     } else if admin.engine.quarantines().pauses() {
-        if let Some(difference) = operators.user().and_then(RegisteredUser::difference) {
-            // Other gateways serve these keys.
-            let text = format!("keys without a record do not execute: {difference}\n");
-            return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
-        }
         "ready, but the register of the store was not written, for a reason in the log: check the store (`hapax \
          doctor`); until then keys without a record do not execute\n"
             .into_response()

@@ -1,5 +1,7 @@
 //! Errors of the register.
 
+use std::time::Duration;
+
 use hapax_core::StoreError;
 
 use super::UserDifference;
@@ -59,5 +61,30 @@ pub(super) fn difference_in(error: &StoreError) -> Option<Box<UserDifference>> {
     match fault_in(error)? {
         RegisterFault::Difference(difference) => Some(difference.clone()),
         _ => None,
+    }
+}
+
+/// Returns since when the store has not answered, after a failure at `now`; `None` if it answers.
+pub(super) fn unanswered_since(
+    error: &StoreError,
+    since: Option<Duration>,
+    now: Duration,
+) -> Option<Duration> {
+    is_outage(error).then(|| since.unwrap_or(now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_begins_with_the_first_call_that_the_store_does_not_answer() {
+        let [one, two, three] = [1, 2, 3].map(Duration::from_secs);
+        let refused = StoreError::unavailable("refused");
+        let conflicts = StoreError::from(RegisterFault::Conflicts);
+        assert_eq!(unanswered_since(&conflicts, None, one), None);
+        assert_eq!(unanswered_since(&refused, None, two), Some(two));
+        assert_eq!(unanswered_since(&refused, Some(two), three), Some(two));
+        assert_eq!(unanswered_since(&conflicts, Some(two), three), None);
     }
 }

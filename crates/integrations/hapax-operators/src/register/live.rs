@@ -12,7 +12,7 @@ use hapax_core::{BoxFuture, Entropy, Idempotency, Store, StoreError, SystemEntro
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::fault::{RegisterError, RegisterFault, difference_in, is_outage};
+use super::fault::{RegisterError, RegisterFault, difference_in, is_outage, unanswered_since};
 use super::quarantine::{MAX_CONFIRMED, StoreQuarantine};
 use super::record::{content, swap};
 use super::{
@@ -58,6 +58,8 @@ struct UserState {
     user: StoreUser,
     /// True once a wait for another process is in the log.
     has_waited: bool,
+    /// True once a loss of quarantines is in the log.
+    has_lost: bool,
     /// The other running processes, as of the last read.
     others: Vec<StoreUser>,
     /// True if no process used the namespace before.
@@ -143,6 +145,7 @@ impl StoreRegister {
         let state = Arc::new(Mutex::new(UserState {
             user,
             has_waited: false,
+            has_lost: false,
             others: Vec::new(),
             is_first: false,
             applied: Vec::new(),
@@ -258,14 +261,12 @@ impl RegisteredUser {
     /// Records a failure if the store has not answered for ten seconds: one, as of a connection after the process was
     /// frozen, is no outage. `since` is the time of the first one in a row.
     fn note_outage(&self, error: &StoreError, since: &mut Option<Duration>) {
-        if !is_outage(error) {
-            *since = None;
-            self.engine.quarantines().note_answer();
-            return;
-        }
-        let now = self.engine.quarantines().time();
-        if now.saturating_sub(*since.get_or_insert(now)) >= LAPSE {
-            self.engine.quarantines().note_failure();
+        let (quarantines, now) = (self.engine.quarantines(), self.engine.quarantines().time());
+        *since = unanswered_since(error, *since, now);
+        match *since {
+            None => quarantines.note_answer(),
+            Some(since) if now.saturating_sub(since) >= LAPSE => quarantines.note_failure(),
+            Some(_) => {}
         }
     }
 
@@ -307,13 +308,15 @@ impl RegisteredUser {
     fn confirm(&self, content: &mut RegisterContent, now: Timestamp) -> Vec<String> {
         let mut state = self.state();
         let lost = content.restore(&state.applied, now);
-        if lost > 0 {
+        // Once until they are written.
+        if lost > 0 && !std::mem::replace(&mut state.has_lost, true) {
             tracing::error!(
                 lost,
                 "quarantines of the store were lost with its register and are continued: the store may have lost records \
                  again; begin them anew"
             );
         }
+        state.has_lost = lost > 0;
         let user = &state.user;
         let applies = |it: &&StoreQuarantine| user.follows(&it.namespace) && it.is_in_force(now);
         let applied: Vec<_> = content.quarantines.iter().filter(applies).cloned().collect();
@@ -475,7 +478,9 @@ impl RegisteredUser {
             let seen = self.register.load().await?;
             // The store answers: this is no outage, in which routes with `store_outage = "open"` execute.
             self.engine.quarantines().note_answer();
-            let users = content(&seen)?.users;
+            let mut content = content(&seen)?;
+            self.confirm(&mut content, seen.now);
+            let users = content.users;
             self.note_others(&users, seen.now);
             let differing = users.iter().filter_map(|it| Some((it, user.difference(it)?)));
             let differing: Vec<_> = differing.collect();
@@ -507,10 +512,10 @@ impl RegisteredUser {
             self.note_first(content, now);
             self.note_others(&content.users, now);
             content.users.retain(|it| ended.get(&it.id) != Some(&it.seen));
-            content.check(&user, now)?;
             // Applied before the write that confirms them.
             let mut confirmed = self.confirm(content, now);
             confirmed.truncate(MAX_CONFIRMED);
+            content.admit(&user, now)?;
             let since = self.user().since;
             content.enter(&StoreUser { confirmed, since, ..user.clone() }, now);
             Ok(())
@@ -527,6 +532,7 @@ impl RegisteredUser {
         self.note_others(&content.users, now);
         let mut state = self.state();
         state.user.seen = now.as_micros();
+        state.has_waited = false;
         // Routes that were replaced meanwhile were not compared.
         if state.user.routes == user.routes {
             // The entry counts as written from a later time on: others take this process for a running one for longer.

@@ -121,9 +121,9 @@ fn routes(scope: &str) -> BTreeMap<String, RouteNaming> {
 
 #[tokio::test(start_paused = true)]
 async fn a_paused_process_does_not_resume_beside_one_with_other_settings() {
-    let store = memory();
-    let [old, new] =
-        ["x-user", "x-tenant"].map(|scope| Process::new(Arc::clone(&store) as _, scope));
+    let store = Contended::new(&memory());
+    let [old, new] = ["x-user", "x-tenant"]
+        .map(|scope| Process::new(Arc::clone(&store) as Arc<dyn Store>, scope));
     let paused = old.enter().await;
     assert!(old.executes());
     // Waits until the entry of the paused process has lapsed.
@@ -151,9 +151,9 @@ async fn a_paused_process_does_not_resume_beside_one_with_other_settings() {
 /// As after a start during an outage of the store.
 #[tokio::test(start_paused = true)]
 async fn a_pending_process_does_not_enter_beside_one_with_other_settings() {
-    let store = memory();
-    let [old, new] =
-        ["x-user", "x-tenant"].map(|scope| Process::new(Arc::clone(&store) as _, scope));
+    let store = Contended::new(&memory());
+    let [old, new] = ["x-user", "x-tenant"]
+        .map(|scope| Process::new(Arc::clone(&store) as Arc<dyn Store>, scope));
     let entered = old.enter().await;
     // The entry is old after an outage, and is written again.
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -170,13 +170,12 @@ async fn a_pending_process_does_not_enter_beside_one_with_other_settings() {
     assert!(new.executes());
 }
 
-/// The other process entered after the last read of the register.
 /// Of two processes that have lapsed, the one that wrote later stays.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_was_followed_does_not_resume_after_an_outage() {
-    let store = memory();
-    let [old, new] =
-        ["x-user", "x-tenant"].map(|scope| Process::new(Arc::clone(&store) as _, scope));
+    let store = Contended::new(&memory());
+    let [old, new] = ["x-user", "x-tenant"]
+        .map(|scope| Process::new(Arc::clone(&store) as Arc<dyn Store>, scope));
     let paused = old.enter().await;
     let entered = new.enter().await;
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -197,7 +196,7 @@ async fn the_difference_from_another_process_is_no_outage() {
     let memory = memory();
     let store = Contended::new(&memory);
     store.loads.store(0, Ordering::Relaxed);
-    let [old, new] = [Arc::clone(&memory) as Arc<dyn Store>, Arc::clone(&store) as _];
+    let [old, new] = [Contended::new(&memory) as Arc<dyn Store>, Arc::clone(&store) as _];
     let [old, new] = [Process::new(old, "x-user"), Process::new(new, "x-tenant")];
     let pending = new.register.enter_when_available(new.user.clone(), &new.engine).await.unwrap();
     let is_outage = async || {
@@ -225,10 +224,12 @@ async fn the_difference_from_another_process_is_no_outage() {
     tokio::join!(refused, keep);
 }
 
+/// The other process entered after the last read of the register.
 #[tokio::test(start_paused = true)]
 async fn a_process_with_changed_routes_stops_beside_one_with_other_settings() {
-    let store = memory();
-    let [old, new] = ["x-user", "x-user"].map(|scope| Process::new(Arc::clone(&store) as _, scope));
+    let store = Contended::new(&memory());
+    let [old, new] =
+        ["x-user", "x-user"].map(|scope| Process::new(Arc::clone(&store) as Arc<dyn Store>, scope));
     let reloaded = old.enter().await;
     let entered = new.enter().await;
     reloaded.replace("http://a".to_owned(), routes("x-tenant")).unwrap();

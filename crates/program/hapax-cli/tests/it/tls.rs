@@ -49,7 +49,11 @@ fn sighup_replaces_the_certificate_only_by_a_valid_one() {
     let arguments = ["--tls-cert", own.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
     let gateway = Gateway::logged(upstream.address, folder.path(), &arguments);
-    wait_for_log(folder.path(), "other users can read this private key: chmod 600 it, or 640 if root owns it", 1);
+    wait_for_log(
+        folder.path(),
+        "other users can read this private key: chmod 600 it, or 640 if root owns it",
+        1,
+    );
     let answering = std::thread::spawn(move || upstream.next().answer("201 Created", "ordered"));
     assert_eq!(curl(&gateway, &old.0).unwrap(), "201 2");
     answering.join().unwrap();
