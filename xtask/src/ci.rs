@@ -16,7 +16,7 @@ const STEPS: [Step; 6] = [
     ("deny", tools::deny),
     ("test", || test::run(&Skip::default())),
     ("sim", || long::sim(100_000, 0)),
-    ("fuzz", || tools::fuzz(10, None)),
+    ("fuzz", || tools::fuzz(5, None)),
 ];
 
 /// Space that a build of everything needs in the target folder, with a margin, in GB.
