@@ -213,6 +213,22 @@ pub trait Inspect: Store {
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         scan_by_pages(self, from, limit, visit)
     }
+
+    /// Takes a step of a walk over all records, as [`scan`](Self::scan) does over the undecided ones.
+    ///
+    /// A record that exists and is not written from the beginning of the walk to its end is visited at
+    /// least once.
+    ///
+    /// # Errors
+    /// Any [`StoreError`]; some records of the step may have been visited.
+    fn scan_all<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        scan_by_pages(self, from, limit, visit)
+    }
 }
 
 impl<S: Inspect + ?Sized> Inspect for Arc<S> {
@@ -231,6 +247,15 @@ impl<S: Inspect + ?Sized> Inspect for Arc<S> {
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         (**self).scan(from, limit, visit)
+    }
+
+    fn scan_all<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        (**self).scan_all(from, limit, visit)
     }
 }
 

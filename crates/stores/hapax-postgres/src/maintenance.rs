@@ -28,8 +28,8 @@ pub(crate) struct Maintenance {
 pub(crate) enum Job {
     /// Loads records after a key; from the beginning if it is empty.
     Page { after: Vec<u8>, limit: i64 },
-    /// Finds undecided records in `count` blocks of the table.
-    Blocks { first: i64, count: i64 },
+    /// Finds the undecided records, or `all`, in `count` blocks of the table.
+    Blocks { first: i64, count: i64, all: bool },
     /// Loads the records of some keys.
     Load { keys: Vec<Vec<u8>> },
     /// Removes expired records.
@@ -81,7 +81,7 @@ impl Maintenance {
         let link = link.map_err(MaintenanceError::NotSent)?;
         let (verb, parameters): (_, Vec<Parameter<'_>>) = match &job {
             Job::Page { after, limit } => (Verb::Page, vec![after, limit]),
-            Job::Blocks { first, count } => (Verb::Blocks, vec![first, count]),
+            Job::Blocks { first, count, all } => (Verb::Blocks, vec![first, count, all]),
             Job::Load { keys } => (Verb::Load, vec![keys]),
             Job::Reap { limit } => (Verb::Reap, vec![limit]),
             Job::Due { queues, limit } => (Verb::ScheduleDue, vec![queues, limit]),

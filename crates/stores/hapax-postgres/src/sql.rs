@@ -18,7 +18,7 @@ pub(crate) enum Verb {
     Load,
     /// Loads records in the order of their keys.
     Page,
-    /// Finds undecided records in some blocks of the table, in no order.
+    /// Finds the undecided records, or all, in some blocks of the table, in no order.
     Blocks,
     /// Removes expired records.
     Reap,
@@ -144,7 +144,7 @@ pub(crate) const fn types(verb: Verb) -> &'static [Type] {
         Verb::SwapKnown => &SWAP_KNOWN_TYPES,
         Verb::Load => &[Type::BYTEA_ARRAY],
         Verb::Page => &[Type::BYTEA, Type::INT8],
-        Verb::Blocks => &[Type::INT8, Type::INT8],
+        Verb::Blocks => &[Type::INT8, Type::INT8, Type::BOOL],
         Verb::Reap => &[Type::INT8],
         Verb::ScheduleWrite => SCHEDULE_KNOWN_TYPES.split_at(8).0,
         Verb::ScheduleWriteKnown => &SCHEDULE_KNOWN_TYPES,
@@ -258,7 +258,8 @@ ORDER BY p.key"
 }
 
 fn blocks(cells: &str) -> String {
-    // Blocks from $1 on, $2 of them: a TID range scan, which servers before 14 do not have.
+    // Blocks from $1 on, $2 of them: a TID range scan, which servers before 14 do not have. All records
+    // if $3, else the undecided ones.
     // Columns: the time, the file and the number of blocks of the table, a key and the length of
     // its record; if none is found, one row with nulls in the last two.
     format!(
@@ -269,7 +270,7 @@ FROM (
 ) t
 LEFT JOIN {cells} c ON c.ctid >= format('(%s,0)', $1)::tid
     AND c.ctid < format('(%s,0)', $1 + $2)::tid
-    AND (c.state = 'unknown' OR (c.state = 'in-flight' AND c.lease_until <= {NOW}))",
+    AND ($3 OR c.state = 'unknown' OR (c.state = 'in-flight' AND c.lease_until <= {NOW}))",
         regclass = cells.replace('\'', "''")
     )
 }

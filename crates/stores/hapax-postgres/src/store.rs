@@ -379,7 +379,20 @@ impl Inspect for PostgresStore {
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         if self.tables.reads_blocks {
-            Box::pin(walk::step(&self.upkeep, &self.sealer, from, limit, visit))
+            Box::pin(walk::step(&self.upkeep, &self.sealer, from, limit, false, visit))
+        } else {
+            scan_by_pages(self, from, limit, visit)
+        }
+    }
+
+    fn scan_all<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        if self.tables.reads_blocks {
+            Box::pin(walk::step(&self.upkeep, &self.sealer, from, limit, true, visit))
         } else {
             scan_by_pages(self, from, limit, visit)
         }

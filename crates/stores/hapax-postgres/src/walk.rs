@@ -1,7 +1,8 @@
-//! The walk over undecided records.
+//! The walk over undecided records, or over all.
 //!
 //! It reads the blocks of the table in their order on the disk: in the order of keys each record
-//! would be in another block. The server leaves out all other records, which are nearly all.
+//! would be in another block. In a walk over undecided records the server leaves out all others,
+//! which are nearly all.
 //!
 //! A record that is written during the walk may move to a block that was read already. A rewrite of
 //! the whole table, as by `VACUUM FULL`, moves all records, and ends the walk with an error.
@@ -30,6 +31,7 @@ pub(crate) async fn step(
     sealer: &Sealer,
     from: Cursor,
     limit: NonZeroU32,
+    all: bool,
     visit: Visitor<'_>,
 ) -> Result<ScanStep, StoreError> {
     let (file, first) = match from.as_bytes().as_chunks().0 {
@@ -38,7 +40,7 @@ pub(crate) async fn step(
     };
     let count = i64::from(limit.get().div_ceil(RECORDS_OF_A_BLOCK));
     let rows = upkeep
-        .run(Job::Blocks { first, count })
+        .run(Job::Blocks { first, count, all })
         .await
         .map_err(MaintenanceError::into_read_error)?;
     let found = Blocks::read(&rows).map_err(|_| unreadable())?;
@@ -86,14 +88,14 @@ async fn load(
     Ok(())
 }
 
-/// The undecided records of some blocks of the table.
+/// The records of some blocks of the table.
 struct Blocks {
     now: Timestamp,
     /// The file of the table.
     file: i64,
     /// Number of blocks of the whole table.
     blocks: i64,
-    /// Keys of undecided records, each with the size of its record in bytes.
+    /// Keys of the records, each with the size of its record in bytes.
     keys: Vec<(Vec<u8>, usize)>,
 }
 

@@ -376,7 +376,8 @@ impl Inspect for RedisStore {
         })
     }
 
-    /// Takes one step of `SCAN`, so that a whole walk costs the server one visit per key.
+    /// Takes one step of `SCAN`, so that a whole walk costs the server one visit per key. Visits every
+    /// record.
     fn scan<'a>(
         &'a self,
         from: Cursor,
@@ -386,11 +387,15 @@ impl Inspect for RedisStore {
         Box::pin(async move {
             let step = scan::step(&self.link, &self.names, &from, limit).await?;
             let now = self.load_cell(&UNUSED_ID).await?.now;
-            // Several at a time, so that a slow network does not make the walk long; only a few, so
-            // that memory is bounded.
-            for keys in step.keys.chunks(AT_ONCE) {
+            // Many small ones at a time, so that a slow network does not make the walk long; few large
+            // ones, so that memory is bounded.
+            let (mut left, mut at_once) = (&step.keys[..], FEWEST_AT_ONCE);
+            while !left.is_empty() {
+                let (keys, rest) = left.split_at(at_once.min(left.len()));
+                let mut bytes = 0;
                 let gets = keys.iter().map(|key| async move { (key, self.get_cell(key).await) });
                 for (key, found) in join_all(gets).await {
+                    bytes += found.iter().flatten().map(weight).sum::<usize>();
                     match found {
                         Ok(Some(stored)) if is_lapsed(&stored, now) => {
                             // The lease is by the clock of the record's own node, which may be
@@ -408,9 +413,23 @@ impl Inspect for RedisStore {
                         Err(error) => return Err(error),
                     }
                 }
+                left = rest;
+                at_once = match bytes <= SMALL_BYTES {
+                    true => (2 * at_once).min(MOST_AT_ONCE),
+                    false => FEWEST_AT_ONCE,
+                };
             }
             Ok(ScanStep { now, next: step.next })
         })
+    }
+
+    fn scan_all<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        self.scan(from, limit, visit)
     }
 }
 
@@ -426,8 +445,11 @@ impl Notify for RedisStore {
     }
 }
 
-/// Number of records that a step of a walk loads concurrently.
-const AT_ONCE: usize = 8;
+/// Numbers of records that a step of a walk loads concurrently: at least, and at most where the last
+/// ones had no more than so many bytes.
+const FEWEST_AT_ONCE: usize = 8;
+const MOST_AT_ONCE: usize = 64;
+const SMALL_BYTES: usize = 256 << 10;
 
 /// Size of outcomes and checkpoints at which a page ends early, in bytes.
 const PAGE_BYTES: usize = 8 << 20;

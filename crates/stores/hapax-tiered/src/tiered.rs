@@ -357,6 +357,15 @@ impl<A: Inspect + ?Sized> Inspect for Tiered<A> {
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         self.authority.scan(from, limit, visit)
     }
+
+    fn scan_all<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        self.authority.scan_all(from, limit, visit)
+    }
 }
 
 #[deny(clippy::missing_trait_methods)]

@@ -255,6 +255,18 @@ impl<S: Inspect> Inspect for FaultyStore<S> {
             self.inner.scan(from, limit, visit).await
         })
     }
+
+    fn scan_all<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.rates()).await?;
+            self.inner.scan_all(from, limit, visit).await
+        })
+    }
 }
 
 #[deny(clippy::missing_trait_methods)]

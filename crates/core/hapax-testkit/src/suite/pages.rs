@@ -84,8 +84,8 @@ where
     assert_eq!(page(&bench, None, 10).await, (vec![(key, stored)], false));
 }
 
-/// A walk in steps of any size visits every record that is unknown or whose lease lapsed. It visits
-/// every record unchanged.
+/// A walk in steps of any size visits every record that is unknown or whose lease lapsed, and one over
+/// all records every one. It visits every record unchanged.
 pub async fn a_walk_visits_every_undecided_record<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
@@ -115,30 +115,49 @@ where
     }
     bench.pass(LAPSES).await;
     for limit in [1, 7, 1_000] {
-        let mut found = BTreeMap::new();
-        let mut place = Some(Cursor::default());
-        let mut steps = 0;
-        while let Some(from) = place {
-            steps += 1;
-            assert!(steps < 10_000, "a walk in steps of {limit} does not end");
-            let mut visit = |key: &OperationId, stored: &Result<StoredRecord, _>, _| {
-                if let Ok(stored) = stored {
-                    found.insert(*key, stored.clone());
-                }
-            };
-            let limit = NonZeroU32::new(limit).unwrap();
-            place = match bench.store.scan(from.clone(), limit, &mut visit).await {
-                Ok(scanned) => scanned.next,
-                // A store with faults; the step is repeated.
-                Err(_) => Some(from),
-            };
-        }
+        let found = walk(&bench, limit, false).await;
         let missed: Vec<_> = undecided.iter().filter(|key| !found.contains_key(key)).collect();
         assert!(missed.is_empty(), "a walk in steps of {limit} misses {missed:?}");
         for (key, stored) in &found {
             assert_eq!(Some(stored), all.get(key), "a walk in steps of {limit}");
         }
+        let found = walk(&bench, limit, true).await;
+        assert!(found == all, "a walk over all records, in steps of {limit}, visits others");
     }
+}
+
+/// Returns the records that a walk visits: over all, or over the undecided ones.
+async fn walk<F: StoreFixture>(
+    bench: &Bench<'_, F>,
+    limit: u32,
+    is_over_all: bool,
+) -> BTreeMap<OperationId, StoredRecord>
+where
+    F::Store: Inspect,
+{
+    let mut found = BTreeMap::new();
+    let mut place = Some(Cursor::default());
+    let mut steps = 0;
+    while let Some(from) = place {
+        steps += 1;
+        assert!(steps < 10_000, "a walk in steps of {limit} does not end");
+        let mut visit = |key: &OperationId, stored: &Result<StoredRecord, _>, _| {
+            if let Ok(stored) = stored {
+                found.insert(*key, stored.clone());
+            }
+        };
+        let limit = NonZeroU32::new(limit).unwrap();
+        let step = match is_over_all {
+            true => bench.store.scan_all(from.clone(), limit, &mut visit),
+            false => bench.store.scan(from.clone(), limit, &mut visit),
+        };
+        place = match step.await {
+            Ok(scanned) => scanned.next,
+            // A store with faults; the step is repeated.
+            Err(_) => Some(from),
+        };
+    }
+    found
 }
 
 async fn page<F: StoreFixture>(

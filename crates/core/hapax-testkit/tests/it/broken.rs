@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::store::{
-    BoxFuture, Capabilities, Page, Reaped, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped,
+    BoxFuture, Capabilities, Cursor, Page, Reaped, ScanStep, Snapshot, Stamp, Stamped,
+    StoredRecord, Swap, Swapped, Visitor, scan_by_pages,
 };
 use hapax_core::{
     Clock, FencingToken, Inspect, OperationId, RecordState, Store, StoreError, Timestamp,
@@ -42,6 +43,7 @@ enum Bug {
     PagesRepeatTheirFirstKey,
     PagesLeaveOutTheExpired,
     PagesSayThereIsNoMore,
+    WalksLeaveOutTheDone,
     FencesForgetTheLast,
 }
 
@@ -237,6 +239,27 @@ impl Inspect for Broken {
         rest.truncate(limit);
         Box::pin(async move { Ok(Page { now, records: rest, more }) })
     }
+
+    fn scan_all<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        if self.bug != Bug::WalksLeaveOutTheDone {
+            return scan_by_pages(self, from, limit, visit);
+        }
+        Box::pin(async move {
+            let mut undecided =
+                |key: &OperationId, stored: &Result<StoredRecord, StoreError>, now: Timestamp| {
+                    let is_done = |it: &StoredRecord| matches!(it.record.state, RecordState::Done(_));
+                    if !stored.as_ref().is_ok_and(is_done) {
+                        visit(key, stored, now);
+                    }
+                };
+            scan_by_pages(self, from, limit, &mut undecided).await
+        })
+    }
 }
 
 struct Suspect(Bug, Arc<ManualClock>);
@@ -318,5 +341,6 @@ found! {
     finds_pages_that_overlap: PagesRepeatTheirFirstKey
     finds_pages_without_the_expired: PagesLeaveOutTheExpired
     finds_pages_that_end_too_soon: PagesSayThereIsNoMore
+    finds_walks_without_the_done: WalksLeaveOutTheDone
     finds_fences_that_forget_the_last: FencesForgetTheLast
 }

@@ -98,6 +98,15 @@ impl<S: Inspect> Inspect for HookedStore<S> {
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         self.inner.scan(from, limit, visit)
     }
+
+    fn scan_all<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        self.inner.scan_all(from, limit, visit)
+    }
 }
 
 #[deny(clippy::missing_trait_methods)]

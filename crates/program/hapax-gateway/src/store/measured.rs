@@ -191,6 +191,15 @@ impl Inspect for MeasuredStore {
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         self.store.scan(from, limit, visit)
     }
+
+    fn scan_all<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        self.store.scan_all(from, limit, visit)
+    }
 }
 
 #[cfg(test)]
