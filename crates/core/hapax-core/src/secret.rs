@@ -37,11 +37,11 @@ impl Secret {
         blake3::derive_key(purpose, &self.0)
     }
 
-    /// Returns a short keyed hash of `value`, 12 hexadecimal digits: with the secret, a value can
-    /// be compared with it; the value cannot be computed from it.
+    /// Returns a short keyed hash of `value` for a purpose, 12 hexadecimal digits: with the secret, a
+    /// value can be compared with it; the value cannot be computed from it.
     #[cfg(feature = "tokio")]
-    pub(crate) fn pseudonym(&self, value: &[u8]) -> String {
-        let hash = blake3::keyed_hash(&self.subkey("hapax 1 caller"), value);
+    pub(crate) fn pseudonym(&self, purpose: &'static str, value: &[u8]) -> String {
+        let hash = blake3::keyed_hash(&self.subkey(purpose), value);
         hash.to_hex().chars().take(12).collect()
     }
 

@@ -14,22 +14,22 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hapax_core::{ClaimError, Key, OperationId, StoreError};
+use hapax_core::{ClaimError, Key, StoreError};
 use hapax_http::server::ScopePart;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 pub use quarantine::QuarantineRequest;
 
 use crate::OperatorsState;
 use crate::audit::Decider;
-use crate::keys::{Decision, ListQuery, OperatorError, OperatorVerdict, StateView};
+use crate::keys::{Decision, FindQuery, ListQuery, OperatorError, OperatorVerdict, StateView};
 use crate::register::QuarantineError;
 
 type Api = State<Arc<OperatorsState>>;
 
 /// Calls of the API: method, path, purpose.
-pub(crate) const INDEX: [(&str, &str, &str); 20] = [
+pub(crate) const INDEX: [(&str, &str, &str); 22] = [
     ("GET", "/api/stats", "what is in progress, and what was counted"),
     (
         "GET",
@@ -37,8 +37,22 @@ pub(crate) const INDEX: [(&str, &str, &str); 20] = [
         "records: ?state=in-flight|done|unknown|released|expired &limit=N &after=ID &caller=HASH",
     ),
     ("GET", "/api/keys/count", "the records that wait for a decision, by route, reason and minute"),
-    ("GET", "/api/keys/ID", "one record"),
+    (
+        "GET",
+        "/api/keys/ID",
+        "one record; here and below, ID is the first 8 digits of its id or more",
+    ),
     ("POST", "/api/keys/lookup", r#"{"key": "…", "scope": "…"}: the record of a key"#),
+    (
+        "POST",
+        "/api/keys/find",
+        r#"{"key": "…"}: a step of a search for the records of a key, of all callers; also "since_seconds", "path" and "route"; the next step has the "next" of this one as "from""#,
+    ),
+    (
+        "POST",
+        "/api/keys/hash",
+        r#"{"key": "…", "scope": "…"}: the hashes by which the access log names a key and a caller"#,
+    ),
     (
         "POST",
         "/api/callers/hash",
@@ -71,6 +85,10 @@ pub(crate) const INDEX: [(&str, &str, &str); 20] = [
 /// The error of a search by caller in a store without a secret.
 pub const NO_CALLERS: &str = "records contain callers only if there is a secret: set --secret-file";
 
+/// The error of a request for hashes in a store without a secret.
+pub const NO_HASHES: &str = "expected a store with a secret, found one without: its access log contains no hashes; find the line by its path, \
+     operation id or request id";
+
 pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
     let api = Router::new()
         .route("/", get(index))
@@ -78,6 +96,8 @@ pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
         .route("/keys", get(list))
         .route("/keys/count", get(count))
         .route("/keys/lookup", post(lookup))
+        .route("/keys/find", post(find))
+        .route("/keys/hash", post(hash))
         .route("/callers/hash", post(caller_hash))
         .route("/keys/{id}", get(show))
         .route("/keys/{id}/release", post(release))
@@ -88,6 +108,17 @@ pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
             error(StatusCode::NOT_FOUND, "not-found", "GET /api lists the paths")
         });
     Router::new().nest("/api", api).route("/api/", get(index))
+}
+
+/// The hashes by which the access log names a key and a caller.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct AccessHashes {
+    /// The hash of the key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_hash: Option<String>,
+    /// The hash of the caller: of each value of its scope, separated by commas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caller_hash: Option<String>,
 }
 
 /// Returns an error as a response of the API.
@@ -130,10 +161,55 @@ fn is_hash(text: &str) -> bool {
 }
 
 async fn show(State(shared): Api, Path(id): Path<String>) -> Response {
-    match OperationId::from_hex(&id) {
-        None => bad_id(),
-        Some(id) => answer(shared.keys.show(&id).await),
+    let shown = async { shared.keys.show(&shared.keys.whole_id(&id).await?).await };
+    answer(shown.await)
+}
+
+async fn find(State(shared): Api, body: Result<Json<FindQuery>, JsonRejection>) -> Response {
+    match body {
+        Ok(Json(query)) => answer(shared.keys.find(&query).await),
+        Err(rejected) => bad_body(&rejected),
     }
+}
+
+/// A key and a caller, either of which may be missing.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HashRequest {
+    #[serde(default)]
+    key: Option<String>,
+    #[serde(default)]
+    scope: Option<ScopeText>,
+}
+
+async fn hash(State(shared): Api, body: Result<Json<HashRequest>, JsonRejection>) -> Response {
+    let HashRequest { key, scope } = match body {
+        Ok(Json(request)) => request,
+        Err(rejected) => return bad_body(&rejected),
+    };
+    if key.is_none() && scope.is_none() {
+        let message = "expected a `key` or a `scope`, found neither";
+        return error(StatusCode::BAD_REQUEST, "bad-request", message);
+    }
+    if !shared.keys.has_secret() {
+        return error(StatusCode::BAD_REQUEST, "no-secret", NO_HASHES);
+    }
+    let key = match key.as_deref().map(Key::new).transpose() {
+        Ok(key) => key,
+        Err(invalid) => {
+            return error(StatusCode::BAD_REQUEST, "bad-request", &invalid.to_string());
+        }
+    };
+    let caller_hash = match &scope {
+        None => None,
+        // In the order of the first route whose parts fit.
+        Some(_) => match scopes(&shared, &scope).as_deref() {
+            Some([values, ..]) => shared.keys.scope_hash(values),
+            _ => return bad_scope(),
+        },
+    };
+    let key_hash = key.and_then(|key| shared.keys.key_hash(&key));
+    Json(AccessHashes { key_hash, caller_hash }).into_response()
 }
 
 /// A value of a scope header. It is in the body so that no proxy logs it.
@@ -318,10 +394,14 @@ async fn decide(
     peer: Option<SocketAddr>,
     decision: Decision,
 ) -> Response {
-    let Some(id) = OperationId::from_hex(id) else { return bad_id() };
     let decider = Decider::by_api(decision.who.clone(), peer);
-    let decided = shared.keys.resolve(&id, decision, decider).await;
-    answer(decided.map(|was| json!({ "id": id.to_string(), "was": was })))
+    let decided = async {
+        // The decision names the fence that was seen: digits that lead to another record decide nothing.
+        let id = shared.keys.whole_id(id).await?;
+        let was = shared.keys.resolve(&id, decision, decider).await?;
+        Ok(json!({ "id": id.to_string(), "was": was }))
+    };
+    answer(decided.await)
 }
 
 /// Returns a result as a response of the API.
@@ -332,6 +412,7 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
     };
     let status = match &refused {
         OperatorError::NotFound
+        | OperatorError::NoId
         | OperatorError::NoSaga
         | OperatorError::Quarantine(QuarantineError::NotFound { .. }) => StatusCode::NOT_FOUND,
         OperatorError::InFlight
@@ -341,6 +422,7 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         | OperatorError::Changed { .. }
         | OperatorError::OtherKind { .. }
         | OperatorError::Saga
+        | OperatorError::SeveralIds { .. }
         | OperatorError::SeveralSagas
         | OperatorError::SagaEnded
         | OperatorError::SagaChanged
@@ -348,6 +430,7 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         | OperatorError::SagaTooLarge
         | OperatorError::Contended => StatusCode::CONFLICT,
         OperatorError::Invalid(_)
+        | OperatorError::NoSecret
         | OperatorError::NotHttp { .. }
         | OperatorError::Quarantine(_) => StatusCode::BAD_REQUEST,
         OperatorError::NoSchedule => StatusCode::NOT_IMPLEMENTED,
@@ -365,15 +448,10 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
     if let OperatorError::MayExecute { until, .. } = &refused {
         problem["may_execute_until"] = json!(until);
     }
+    if let OperatorError::SeveralIds { ids, .. } = &refused {
+        problem["ids"] = json!(ids);
+    }
     (status, Json(problem)).into_response()
-}
-
-fn bad_id() -> Response {
-    error(
-        StatusCode::BAD_REQUEST,
-        "bad-request",
-        "expected an id of 64 hexadecimal digits in the path, found another text: copy it from the list",
-    )
 }
 
 fn bad_body(rejected: &JsonRejection) -> Response {

@@ -61,13 +61,13 @@ use hapax_core::{Idempotency, Inspect};
 use hapax_http::server::ScopePart;
 use serde_json::Value;
 
-pub use api::{NO_CALLERS, PeerAddr, QuarantineRequest, answer, error};
+pub use api::{AccessHashes, NO_CALLERS, NO_HASHES, PeerAddr, QuarantineRequest, answer, error};
 pub use audit::{Audit, Decider, DecisionChannel, DecisionNote, StoreDecision};
 pub use census::{Census, Undecided};
 pub use keys::{
-    CallerView, Decision, ListQuery, OperationDescription, OperatorError, OperatorRecords,
-    OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, UndecidedGroup,
-    UndecidedGroups, rfc3339,
+    CallerView, Decision, FindQuery, FoundRecords, ListQuery, OperationDescription, OperatorError,
+    OperatorRecords, OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView,
+    StateView, UndecidedGroup, UndecidedGroups, is_id_prefix, rfc3339,
 };
 pub use log_file::open_log;
 pub use register::{

@@ -3,6 +3,7 @@
 mod args;
 mod backup;
 mod decisions;
+mod find;
 mod gateway;
 mod render;
 mod user;
@@ -15,13 +16,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Idempotency, OperationId, Store, StoreError};
+use hapax_core::{Idempotency, Key, OperationId, Store, StoreError};
 use hapax_file::{FileStore, LockOwner, OpenError};
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_operators::{
-    Audit, Decider, Decision, DecisionChannel, ListQuery, NO_CALLERS, OperatorError,
-    OperatorRecords, OperatorVerdict, QuarantineError, RecordBefore, RecordList, RecordView,
-    StateView, StoreDecision, UndecidedGroups,
+    AccessHashes, Audit, Decider, Decision, DecisionChannel, FindQuery, FoundRecords, ListQuery,
+    NO_CALLERS, NO_HASHES, OperatorError, OperatorRecords, OperatorVerdict, QuarantineError,
+    RecordBefore, RecordList, RecordView, StateView, StoreDecision, UndecidedGroups,
 };
 use indicatif::ProgressBar;
 
@@ -50,8 +51,12 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     match args.command {
         KeysCommand::List { at, state, caller, caller_hash, after, limit, csv, json } => {
-            let after = after.as_deref().map(id).transpose()?;
+            let after = after.as_deref().map(args::RecordName::id).transpose()?;
             let records = Records::find(&at).await?;
+            let after = match after {
+                Some(named) => Some(records.whole_id(named).await?),
+                None => None,
+            };
             let caller = match caller {
                 Some(value) => Some(records.caller_hash(value).await?),
                 // Lists show a hash with this sign.
@@ -64,6 +69,24 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
                 return decisions::print_template(&listed);
             }
             print(&if json { output::json(&listed)? } else { render::list(&listed) });
+        }
+        KeysCommand::Find { at, key, since, path, route, limit, csv, json } => {
+            let query = FindQuery {
+                key: key.as_str().to_owned(),
+                since_seconds: since.map(|since| since.as_secs_f64().ceil() as u64),
+                path,
+                route,
+                from: None,
+            };
+            let format = find::Format::of(csv, json);
+            let records = Records::find(&at).await?;
+            return find::run(&records, query, limit as usize, format).await;
+        }
+        KeysCommand::Hash { at, key, scope, json } => {
+            let key = key.map(key_or_input).transpose()?;
+            let scope = ScopeText::parse(&scope)?;
+            let hashes = Records::find(&at).await?.hash(key.as_ref(), &scope).await?;
+            print(&if json { output::json(&hashes)? } else { render::hashes(&hashes) });
         }
         KeysCommand::Count { at, json } => {
             let counted = Records::find(&at).await?.count().await?;
@@ -291,9 +314,42 @@ impl Records {
         }
     }
 
+    /// Takes a step of a search.
+    async fn search(&self, query: &FindQuery) -> Result<FoundRecords, CliError> {
+        match self {
+            Self::Local(keys) => keys.find(query).await.map_err(|error| failure(&error)),
+            Self::Remote(remote) => remote.find(query).await,
+        }
+    }
+
+    /// Returns the hashes by which the access log names a key and a caller.
+    async fn hash(&self, key: Option<&Key>, scope: &ScopeText) -> Result<AccessHashes, CliError> {
+        match self {
+            Self::Local(keys) if !keys.has_secret() => Err(CliError::usage(NO_HASHES)),
+            Self::Local(keys) => Ok(AccessHashes {
+                key_hash: key.and_then(|key| keys.key_hash(key)),
+                caller_hash: keys.scope_hash(&scope.headers()?),
+            }),
+            Self::Remote(remote) => remote.hash(key, scope).await,
+        }
+    }
+
+    /// Returns the id of a record that is named by it, or by its first digits.
+    async fn whole_id(&self, named: args::RecordName) -> Result<OperationId, CliError> {
+        if let args::RecordName::Id(text) = &named
+            && let Some(id) = OperationId::from_hex(text)
+        {
+            return Ok(id);
+        }
+        id(&self.show(named).await?.id)
+    }
+
     async fn show(&self, named: args::RecordName) -> Result<RecordView, CliError> {
         match (self, named) {
-            (Self::Local(keys), args::RecordName::Id(id)) => keys.show(&id).await,
+            (Self::Local(keys), args::RecordName::Id(id)) => match keys.whole_id(&id).await {
+                Ok(id) => keys.show(&id).await,
+                Err(error) => Err(error),
+            },
             (Self::Local(keys), args::RecordName::Key(key, scope)) => {
                 keys.show(&keys.id(&scope.headers()?, &key)).await
             }
@@ -361,6 +417,8 @@ impl Records {
 pub(crate) fn failure(error: &OperatorError) -> CliError {
     let failure = match error {
         OperatorError::NotFound
+        | OperatorError::NoId
+        | OperatorError::SeveralIds { .. }
         | OperatorError::Quarantine(QuarantineError::NotFound { .. })
         | OperatorError::OtherKind { .. }
         | OperatorError::InFlight
@@ -377,6 +435,7 @@ pub(crate) fn failure(error: &OperatorError) -> CliError {
         | OperatorError::SagaTooLarge
         | OperatorError::Contended => CliError::no(error),
         OperatorError::Invalid(_)
+        | OperatorError::NoSecret
         | OperatorError::NotHttp { .. }
         | OperatorError::Quarantine(_) => CliError::usage(error),
         _ => CliError::unavailable(error),
@@ -390,6 +449,15 @@ pub(crate) fn id(text: &str) -> Result<OperationId, CliError> {
             "expected an id of 64 hexadecimal digits, found {text:?}: copy it from `list`"
         ))
     })
+}
+
+/// Reads a key, or `@-` for standard input, where a line feed may follow it.
+fn key_or_input(text: String) -> Result<Key, CliError> {
+    let text = match &*text {
+        "@-" => String::from_utf8_lossy(&read("KEY", &text)?).into_owned(),
+        _ => text,
+    };
+    Key::new(text.trim_end_matches(['\r', '\n'])).map_err(CliError::usage)
 }
 
 /// Reads the value of `flag`: text, or `@PATH` for the content of a file, or `@-` for standard input.

@@ -1,4 +1,5 @@
-//! Access log: one JSON object a line for each request, without its key and its caller.
+//! Access log: one JSON object a line for each request, with keyed hashes of its key and its caller, and
+//! without its query.
 //!
 //! A thread writes the lines, so that no request waits for a disk. Lines that exceed its queue are
 //! left out, and a warning has their number.
@@ -11,7 +12,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use hapax_core::{Clock, SystemClock, Timestamp};
-use hapax_http::server::{ResponseInfo, ResponseSource};
+use hapax_http::server::{RequestNamesSlot, ResponseInfo, ResponseSource};
 use hapax_operators::{open_log, rfc3339};
 use http::{Request, Response};
 use serde::Serialize;
@@ -23,6 +24,12 @@ const ROOM: usize = 8192;
 
 /// Longest `traceparent` that is logged, in bytes; a method is cut off at this length.
 const MAX_TRACE: usize = 64;
+
+/// Longest `x-request-id` that is logged, in bytes.
+const MAX_REQUEST_ID: usize = 128;
+
+/// Length at which a path is cut off, in bytes: lines that wait are in memory.
+const MAX_PATH: usize = 512;
 
 /// Queue of the thread that writes the lines.
 #[derive(Debug)]
@@ -46,9 +53,13 @@ pub(crate) struct AccessEntry {
     at: Timestamp,
     since: Instant,
     method: String,
+    path: String,
     /// Name of its route, once that is known.
     pub(crate) route: String,
+    /// Filled by the layer.
+    names: RequestNamesSlot,
     traceparent: Option<String>,
+    request_id: Option<String>,
     is_answered: bool,
 }
 
@@ -56,14 +67,20 @@ pub(crate) struct AccessEntry {
 struct Line<'a> {
     at: String,
     method: &'a str,
+    path: &'a str,
     route: &'a str,
     status: Option<u16>,
     outcome: &'static str,
     operation: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_hash: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    caller_hash: Option<&'a str>,
     fence: Option<u64>,
     attempt: Option<u32>,
     milliseconds: f64,
     traceparent: Option<&'a str>,
+    request_id: Option<&'a str>,
 }
 
 impl AccessLog {
@@ -79,18 +96,27 @@ impl AccessLog {
         Ok(Self { lines, left_out })
     }
 
-    /// Returns the entry of a request that begins now.
-    pub(crate) fn begin<B>(self: &Arc<Self>, request: &Request<B>) -> AccessEntry {
-        let trace = request.headers().get("traceparent").filter(|it| it.len() <= MAX_TRACE);
-        AccessEntry {
+    /// Returns the entry of a request that begins now, and has the layer name it.
+    pub(crate) fn begin<B>(self: &Arc<Self>, request: &mut Request<B>) -> AccessEntry {
+        let header = |name: &str, most: usize| {
+            let value = request.headers().get(name).filter(|it| it.len() <= most)?;
+            value.to_str().ok().map(str::to_owned)
+        };
+        let path = request.uri().path();
+        let entry = AccessEntry {
             log: Arc::clone(self),
             at: SystemClock.now(),
             since: Instant::now(),
             method: request.method().as_str().chars().take(MAX_TRACE).collect(),
+            path: path[..path.floor_char_boundary(MAX_PATH)].to_owned(),
             route: String::new(),
-            traceparent: trace.and_then(|it| it.to_str().ok()).map(str::to_owned),
+            names: RequestNamesSlot::default(),
+            traceparent: header("traceparent", MAX_TRACE),
+            request_id: header("x-request-id", MAX_REQUEST_ID),
             is_answered: false,
-        }
+        };
+        request.extensions_mut().insert(entry.names.clone());
+        entry
     }
 
     /// Waits at most `limit` until every line before this call is written.
@@ -124,24 +150,27 @@ impl AccessEntry {
             Some(_) => ("rejected", None, None),
             None => ("passed", None, None),
         };
-        let operation = answered.and_then(|answered| answered.operation);
         let status = Some(response.status().as_u16());
-        let operation = operation.map(|id| id.to_string());
-        self.append(Line { status, operation, fence, attempt, ..self.line(outcome) });
+        self.append(Line { status, fence, attempt, ..self.line(outcome) });
     }
 
     fn line(&self, outcome: &'static str) -> Line<'_> {
+        let names = self.names.names();
         Line {
             at: rfc3339(self.at),
             method: &self.method,
+            path: &self.path,
             route: &self.route,
             status: None,
             outcome,
-            operation: None,
+            operation: names.map(|names| names.operation.to_string()),
+            key_hash: names.and_then(|names| names.key_hash.as_deref()),
+            caller_hash: names.and_then(|names| names.caller_hash.as_deref()),
             fence: None,
             attempt: None,
             milliseconds: self.since.elapsed().as_micros() as f64 / 1000.0,
             traceparent: self.traceparent.as_deref(),
+            request_id: self.request_id.as_deref(),
         }
     }
 

@@ -43,8 +43,8 @@ impl ProxyHandler for RequestHandler {
     type Body = Body;
 
     async fn answer(self: Arc<Self>, request: ClientRequest) -> Response<Body> {
-        let ClientRequest { request, rejection, peer, switch } = request;
-        let mut entry = self.access.as_ref().map(|log| log.begin(&request));
+        let ClientRequest { mut request, rejection, peer, switch } = request;
+        let mut entry = self.access.as_ref().map(|log| log.begin(&mut request));
         let away = self.rejection(rejection);
         let snapshot = self.current.load_full();
         let found = snapshot.route(request.uri().path(), request.method()).cloned();
@@ -75,8 +75,12 @@ impl ProxyHandler for RequestHandler {
         response
     }
 
-    async fn overloaded(self: Arc<Self>, peer: Peer, request: Request<Incoming>) -> Response<Body> {
-        let mut entry = self.access.as_ref().map(|log| log.begin(&request));
+    async fn overloaded(
+        self: Arc<Self>,
+        peer: Peer,
+        mut request: Request<Incoming>,
+    ) -> Response<Body> {
+        let mut entry = self.access.as_ref().map(|log| log.begin(&mut request));
         let detail = format!("Too many requests are in progress. {NOTHING}");
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
         let snapshot = self.current.load_full();

@@ -33,8 +33,8 @@ use hapax_core::{InFlight, OnUnknown};
 use hapax_http::classify::ClassifiedResponse;
 use hapax_http::problem::Code;
 use hapax_http::server::{
-    IdempotencyLayer, IdempotencyService, KeyRule, Observer, RequestEvent, RouteOptions,
-    RoutePolicy,
+    IdempotencyLayer, IdempotencyService, KeyRule, Observer, RequestEvent, RequestNamesSlot,
+    RouteOptions, RoutePolicy,
 };
 use hapax_http::{Body, BoxError};
 use hapax_proxy::{GuardedBody, InspectedBody};
@@ -116,6 +116,8 @@ impl ObservedRoute {
         let (parts, body) = request.into_parts();
         let (answer, answered) = oneshot::channel();
         let mut shadow = parts.clone();
+        // The store of the observation has other names.
+        shadow.extensions.remove::<RequestNamesSlot>();
         if let Some(context) = shadow.extensions.get_mut::<RequestContext>() {
             context.shadow = Some(Arc::new(Mutex::new(Some(answered))));
         }

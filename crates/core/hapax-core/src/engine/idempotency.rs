@@ -182,7 +182,14 @@ impl Idempotency {
     /// Returns a short keyed hash of a caller's credential, for operators; `None` without a secret.
     #[must_use]
     pub fn pseudonym(&self, value: &[u8]) -> Option<String> {
-        self.inner.secret.as_ref().map(|secret| secret.pseudonym(value))
+        self.inner.secret.as_ref().map(|secret| secret.pseudonym("hapax 1 caller", value))
+    }
+
+    /// Returns a short keyed hash of a key, for logs; `None` without a secret.
+    #[must_use]
+    pub fn key_pseudonym(&self, key: &Key) -> Option<String> {
+        let secret = self.inner.secret.as_ref();
+        secret.map(|secret| secret.pseudonym("hapax 1 key pseudonym", key.as_str().as_bytes()))
     }
 
     /// Returns the candidate of `key` to call with: the earlier one if it has a record that a retry

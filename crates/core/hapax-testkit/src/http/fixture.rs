@@ -22,6 +22,9 @@ use crate::http::handler::Handler;
 /// them. A service whose routers can be nested mounts one, which strips its prefix, at
 /// `/mounted/payments` and at `/mounted/refunds`.
 pub trait HttpFixture: Send + Sync {
+    /// Returns whether the store has a secret.
+    fn has_secret(&self) -> bool;
+
     /// Starts a process that protects `handler` under `policy`. If the process rejects the policy,
     /// the error is its message.
     fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_>;

@@ -187,6 +187,7 @@ macro_rules! __http_group {
                 w13_a_fence_that_a_client_sends_is_dropped
                 w13_a_fence_that_a_client_sends_reaches_no_unprotected_handler
                 w24_the_operation_id_is_derived_from_scope_and_key
+                w34_responses_after_a_claim_have_the_operation_id_if_there_is_a_secret
                 w38_a_request_to_an_upstream_carries_its_deadline_and_none_that_a_client_sends;
             headers: w29_a_route_may_have_the_key_in_another_header
                 w29_a_header_spelled_with_an_underscore_is_rejected;

@@ -56,6 +56,12 @@ impl ScenarioContext {
         ScenarioPolicy { namespace: Some(namespace), ..policy }
     }
 
+    /// Returns whether the store has a secret.
+    #[must_use]
+    pub fn has_secret(&self) -> bool {
+        self.fixture.has_secret()
+    }
+
     /// Returns the protocol of the scenario.
     #[must_use]
     pub const fn protocol(&self) -> Protocol {

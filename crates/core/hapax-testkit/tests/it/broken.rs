@@ -250,13 +250,14 @@ impl Inspect for Broken {
             return scan_by_pages(self, from, limit, visit);
         }
         Box::pin(async move {
-            let mut undecided =
-                |key: &OperationId, stored: &Result<StoredRecord, StoreError>, now: Timestamp| {
-                    let is_done = |it: &StoredRecord| matches!(it.record.state, RecordState::Done(_));
-                    if !stored.as_ref().is_ok_and(is_done) {
-                        visit(key, stored, now);
-                    }
-                };
+            let mut undecided = |key: &OperationId,
+                                 stored: &Result<StoredRecord, StoreError>,
+                                 now: Timestamp| {
+                let is_done = |it: &StoredRecord| matches!(it.record.state, RecordState::Done(_));
+                if !stored.as_ref().is_ok_and(is_done) {
+                    visit(key, stored, now);
+                }
+            };
             scan_by_pages(self, from, limit, &mut undecided).await
         })
     }

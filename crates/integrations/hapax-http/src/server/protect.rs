@@ -12,7 +12,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::exchange::Replay;
 use hapax_core::machine::Verdict;
-use hapax_core::{Claim, ClaimError, DetachSwitch, Key, Lease, Reconciliation, Scope, StoreError};
+use hapax_core::{
+    Claim, ClaimError, DetachSwitch, Key, Lease, OperationId, Reconciliation, Scope, StoreError,
+};
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, Version};
@@ -31,6 +33,7 @@ use super::policy::{
     CompletionOutage, RETRY_AFTER, ReconcileRequest, ReconciledResponse, RouteOptions, RoutePolicy,
     StoreOutage,
 };
+use super::request_names;
 use super::response_info::{ResponseInfo, ResponseSource};
 use super::service::{AdmittedRequest, draining};
 use crate::body::{Body, BoxError, WithoutTrailers, erase};
@@ -38,8 +41,8 @@ use crate::classify::is_grpc;
 use crate::error_format::ErrorFormat;
 use crate::fingerprint::HttpRequest;
 use crate::header::{
-    self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
-    is_protocol_header, is_sent_upstream, retain,
+    self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_PROTECTED,
+    IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED, is_protocol_header, is_sent_upstream, retain,
 };
 use crate::length::{self, DeclaredLength};
 use crate::problem::{Code, Problem, retry_after};
@@ -73,6 +76,7 @@ where
     B::Error: Into<BoxError>,
 {
     let AdmittedRequest { policy, error_format, key, scope, permit } = ticket;
+    request_names::fill(&layer.engine, &parts, (&scope, policy.scope.scope_parts()), &key);
 
     let claimed = {
         let claiming = async {
@@ -143,14 +147,14 @@ where
         retain(&mut parts.headers, |name| *name != CONTENT_LENGTH);
     }
     let received = BufferedRequest { parts, body, trailers };
+    let has_secret = layer.engine.store().capabilities().secret.is_some();
     match settle(&layer, &policy, error_format, claim) {
         ClaimDecision::Respond(mut response) => {
             let by = response
                 .extensions()
                 .get()
                 .map_or(ResponseSource::Replay, |it: &ResponseInfo| it.by);
-            let operation = Some(layer.engine.operation_id(&scope, &key));
-            response.extensions_mut().insert(ResponseInfo { operation, by });
+            add_names(&mut response, layer.engine.operation_id(&scope, &key), by, has_secret);
             Ok(response)
         }
         // No await since the claim, so it cannot be dropped in between.
@@ -162,12 +166,11 @@ where
             // The outcome is recorded even if the client has gone.
             detach.turn_on();
             let mut response = work.run(lease, inner, received).await?;
-            let operation = Some(operation);
             let by = match response.extensions_mut().remove::<NotBegun>() {
                 Some(NotBegun) => ResponseSource::Rejection,
                 None => by,
             };
-            response.extensions_mut().insert(ResponseInfo { operation, by });
+            add_names(&mut response, operation, by, has_secret);
             Ok(response)
         }
         ClaimDecision::Unprotected if permit.gate().is_stopping() => {
@@ -188,6 +191,21 @@ where
             Ok(response)
         }
     }
+}
+
+/// Adds the names of its operation to a response after a claim. The client gets the id only where there is a
+/// secret: without one it is a plain hash of caller and key, by which they could be guessed.
+fn add_names(
+    response: &mut Response<Body>,
+    operation: OperationId,
+    by: ResponseSource,
+    has_secret: bool,
+) {
+    if has_secret {
+        let id = header::operation_id(operation);
+        response.headers_mut().insert(IDEMPOTENCY_OPERATION_ID, id);
+    }
+    response.extensions_mut().insert(ResponseInfo { operation: Some(operation), by });
 }
 
 async fn read<Q>(

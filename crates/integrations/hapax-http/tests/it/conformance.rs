@@ -11,8 +11,8 @@ use hapax_core::machine::HookTiming;
 use hapax_core::machine::Verdict;
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
-    EngineLimits, FencingToken, Idempotency, MemoryCapacity, MemoryStore, OperationId, Store,
-    StoreError, SystemClock,
+    EngineLimits, FencingToken, Idempotency, MemoryCapacity, MemoryStore, OperationId, Secret,
+    Store, StoreError, SystemClock,
 };
 use hapax_file::{FileOptions, FileStore, OpenError};
 use hapax_http::problem::DocsUrl;
@@ -35,8 +35,11 @@ use tower_http::cors::CorsLayer;
 hapax_testkit::http_suite!(fixture; any, crashes, outages, several, partitions);
 
 async fn fixture() -> Arc<dyn HttpFixture> {
-    let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
-    Arc::new(Memory(Arc::new(store)))
+    Arc::new(Memory(Arc::new(memory())))
+}
+
+fn memory() -> MemoryStore {
+    MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default())
 }
 
 /// What a gateway on a file cannot show, having nothing between it and its file that could be cut.
@@ -53,10 +56,12 @@ mod on_a_file {
 }
 
 /// Scenarios get on with each other on one store: where starting one is dear, that is how they
-/// are played.
+/// are played. This one has a secret.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_on_one_store() {
-    let played = play_all(fixture().await, &Protocol::ALL, &Group::ALL, 16).await;
+    let store = memory().secret(Secret::new([7; 32]));
+    let fixture = Arc::new(Memory(Arc::new(store)));
+    let played = play_all(fixture, &Protocol::ALL, &Group::ALL, 16).await;
     assert!(played > 200, "{played}");
 }
 
@@ -64,6 +69,10 @@ async fn all_on_one_store() {
 struct Memory(Arc<MemoryStore>);
 
 impl HttpFixture for Memory {
+    fn has_secret(&self) -> bool {
+        self.0.capabilities().secret.is_some()
+    }
+
     fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {
         start(Arc::clone(&self.0) as Arc<dyn Store>, policy, handler)
     }
@@ -73,6 +82,10 @@ impl HttpFixture for Memory {
 struct File(TempDir);
 
 impl HttpFixture for File {
+    fn has_secret(&self) -> bool {
+        true
+    }
+
     fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {
         Box::pin(async move {
             let path = self.0.path().join("hapax.db");

@@ -265,7 +265,7 @@ impl ResponseView {
                     body: body.map(str::to_owned),
                     body_base64: match body {
                         Some(_) => None,
-                        None => shown.map(|body| STANDARD.encode(body)),
+                        None => shown.map(|body| to_base64(body)),
                     },
                     body_bytes: whole.body.len(),
                 })
@@ -295,7 +295,7 @@ fn may_execute(stored: &StoredRecord, now: Timestamp) -> Option<String> {
 }
 
 /// Returns the description; `None` also for one that this version cannot read.
-fn described(record: &Record) -> Option<OperationDescription> {
+pub(super) fn described(record: &Record) -> Option<OperationDescription> {
     serde_json::from_slice(record.notes.description.as_ref()?).ok()
 }
 
@@ -323,6 +323,10 @@ fn ended(stored: &StoredRecord) -> Option<Timestamp> {
     };
     let micros = u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX);
     Some(Timestamp::from_micros(stored.keep_until?.as_micros().saturating_sub(micros)))
+}
+
+pub(super) fn to_base64(bytes: &[u8]) -> String {
+    STANDARD.encode(bytes)
 }
 
 pub(super) fn from_base64(text: &str) -> Option<Vec<u8>> {

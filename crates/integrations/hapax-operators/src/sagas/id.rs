@@ -6,8 +6,7 @@ use hapax_core::schedule::EntryKey;
 use hapax_core::{EntryId, OperationId, WriteId};
 use hapax_saga::UnacceptedStart;
 
-/// Least number of digits that identify a saga in a list.
-const MIN_PREFIX: usize = 8;
+use crate::keys::is_id_prefix;
 
 /// Id of a saga in a list: its operation id. That of a rejected start is followed by a hyphen and the id
 /// of its entry, since its key belongs to another saga.
@@ -34,7 +33,7 @@ impl SagaId {
     /// whole operation id.
     #[must_use]
     pub fn is_prefix(text: &str) -> bool {
-        (MIN_PREFIX..64).contains(&text.len()) && text.bytes().all(|it| it.is_ascii_hexdigit())
+        is_id_prefix(text)
     }
 
     /// Returns the id of a rejected start.

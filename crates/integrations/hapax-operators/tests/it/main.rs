@@ -8,6 +8,7 @@
 
 mod decisions;
 mod faults;
+mod find;
 mod keys;
 mod register;
 mod sagas;

@@ -9,7 +9,7 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use hapax_core::schedule::NewEntry;
 use hapax_core::{
-    Clock, Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, Scope, Store, Timestamp,
+    Clock, Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, Scope, Secret, Store, Timestamp,
 };
 use hapax_operators::{AdminToken, Audit, Operators};
 use hapax_saga::{
@@ -130,6 +130,12 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn start() -> Self {
         Self::on(memory())
+    }
+
+    /// Starts it on a store with a secret.
+    pub(crate) fn with_secret() -> Self {
+        let store = MemoryStore::new(Arc::new(TestClock::new()), MemoryCapacity::default());
+        Self::on(Arc::new(store.secret(Secret::new([7; 32]))))
     }
 
     /// Starts it on a store that fails when it is told to.

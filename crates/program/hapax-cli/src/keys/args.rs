@@ -2,12 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use hapax_core::{Key, Namespace, OperationId};
 use hapax_gateway::{StoreUrl, UrlText};
 use hapax_http::server::ScopePart;
-use hapax_operators::{AdminToken, StateView};
+use hapax_operators::{AdminToken, StateView, is_id_prefix};
 use http::HeaderValue;
 use http::header::AUTHORIZATION;
 use serde_json::{Value, json};
@@ -24,10 +25,10 @@ const FROM_FILE: &str = "\
     an interruption run it again: decisions that hold already are skipped. FILE.released has the keys that it \
     releases. Exit code 1: a line was rejected.";
 
-/// List, show, release and resolve the records of a store
+/// List, find, show, release and resolve the records of a store
 ///
 /// While a gateway has the store open, the commands use its admin address, which the lock file
-/// names. With a secret, records have a sealed description, which `list` and `show` open: key,
+/// names. With a secret, records have a sealed description, which `list`, `find` and `show` open: key,
 /// method, path and caller, with hashes of credentials. Without a secret they have ids alone, and
 /// `show` finds the id of a key.
 #[derive(Debug, Args)]
@@ -52,7 +53,7 @@ pub(super) enum KeysCommand {
         /// Only records of the caller with this hash, as records show it
         #[arg(long, value_name = "HASH", conflicts_with = "caller")]
         caller_hash: Option<String>,
-        /// Continue after this id
+        /// Continue after this id, or the one that begins with these 8 digits or more
         #[arg(long, value_name = "ID")]
         after: Option<String>,
         /// Largest number of records
@@ -62,6 +63,52 @@ pub(super) enum KeysCommand {
         /// Print CSV, with columns for decisions: fill them in for `resolve --from-file`
         #[arg(long, conflicts_with = "json")]
         csv: bool,
+        /// Print JSON; errors too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+    /// Find the records of a key, of all callers and namespaces
+    ///
+    /// Opens the description of every record, since the id of a record is a hash of key and caller: a minute or less
+    /// for a million records. Needs a store with a secret: without one, records contain no keys. A record that is
+    /// written during the search may be missed. Exit code 1: there is none.
+    Find {
+        #[command(flatten)]
+        at: StoreSelector,
+        /// The Idempotency-Key, without quotes
+        #[arg(value_name = "KEY")]
+        key: Key,
+        /// Only records whose last execution began at most this long ago, like 2h
+        #[arg(long, value_name = "DUR", value_parser = crate::duration)]
+        since: Option<Duration>,
+        /// Only requests to this path, or to one below it
+        #[arg(long, value_name = "PATH")]
+        path: Option<String>,
+        /// Only requests of the route with this name
+        #[arg(long, value_name = "NAME")]
+        route: Option<String>,
+        /// End after so many records
+        #[arg(long, value_name = "N", default_value_t = 100,
+            value_parser = clap::value_parser!(u32).range(1..=1000))]
+        limit: u32,
+        /// Print CSV, with columns for decisions: fill them in for `resolve --from-file`
+        #[arg(long, conflicts_with = "json")]
+        csv: bool,
+        /// Print JSON at the end of the search; errors too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compute the hashes by which the access log names a key and a caller
+    Hash {
+        #[command(flatten)]
+        at: StoreSelector,
+        /// The Idempotency-Key, without quotes; @- reads it from standard input
+        #[arg(value_name = "KEY", required_unless_present = "scope")]
+        key: Option<String>,
+        /// The caller: the value of Authorization, or 'NAME: VALUE' for each header or cookie:NAME of
+        /// the gateway's --scope or --auth-scope, in its order
+        #[arg(long, value_name = "VALUE")]
+        scope: Vec<String>,
         /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
@@ -256,7 +303,7 @@ pub(super) struct RecordSelector {
     /// has --scope none or --scope-missing shared
     #[arg(long, value_name = "VALUE")]
     scope: Vec<String>,
-    /// The id of the record, instead of a key
+    /// The id of the record, or its first 8 digits or more, instead of a key
     #[arg(long, value_name = "ID", conflicts_with_all = ["key", "scope"])]
     id: Option<String>,
 }
@@ -311,7 +358,8 @@ pub(crate) enum VerdictArg {
 /// The name of a record.
 #[derive(Debug)]
 pub(super) enum RecordName {
-    Id(OperationId),
+    /// An id, or its first digits.
+    Id(String),
     Key(Key, ScopeText),
 }
 
@@ -329,10 +377,22 @@ pub(crate) enum ScopeText {
 impl RecordSelector {
     pub(super) fn parse(&self) -> Result<RecordName, CliError> {
         if let Some(id) = &self.id {
-            return super::id(id).map(RecordName::Id);
+            return RecordName::id(id);
         }
         let key = Key::new(self.key.as_deref().unwrap_or_default()).map_err(CliError::usage)?;
         Ok(RecordName::Key(key, ScopeText::parse(&self.scope)?))
+    }
+}
+
+impl RecordName {
+    /// Reads an id, or its first digits.
+    pub(super) fn id(text: &str) -> Result<Self, CliError> {
+        if OperationId::from_hex(text).is_some() || is_id_prefix(text) {
+            return Ok(Self::Id(text.to_owned()));
+        }
+        Err(CliError::usage(format!(
+            "expected an id of 64 hexadecimal digits or its first 8 or more, found {text:?}: copy it from `list`"
+        )))
     }
 }
 

@@ -138,7 +138,7 @@ async fn decide(
 ) -> Result<LineResult, CliError> {
     let DecisionLine { id, decision, .. } = line;
     let was_begun = releases(line) && released.has(id, decision.fence);
-    let objection = match records.show(RecordName::Id(*id)).await {
+    let objection = match records.show(RecordName::Id(id.to_string())).await {
         Ok(view) => objection(line, &view, was_begun),
         Err(error) if error.name() == "not-found" && was_begun => {
             Some(Objection::Holds("an earlier run released the key, and its record has expired"))
@@ -302,12 +302,14 @@ impl Summary {
     }
 }
 
-/// Prints a list as CSV, with empty columns for decisions.
-pub(super) fn print_template(listed: &RecordList) -> Result<ExitCode, CliError> {
+/// Returns records as CSV, with empty columns for decisions.
+pub(super) fn template(views: &[RecordView], has_header: bool) -> Result<String, CliError> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     let failed = |error: csv::Error| CliError::unavailable(error);
-    writer.write_record(COLUMNS).map_err(failed)?;
-    for view in &listed.keys {
+    if has_header {
+        writer.write_record(COLUMNS).map_err(failed)?;
+    }
+    for view in views {
         let described = view.described.as_ref();
         let of = |part: Option<&String>| cell(part.map_or("", String::as_str));
         let target = described.and_then(|it| it.target.as_ref().or(it.function.as_ref()));
@@ -328,7 +330,12 @@ pub(super) fn print_template(listed: &RecordList) -> Result<ExitCode, CliError> 
         writer.write_record(row.into_iter().chain(empty)).map_err(failed)?;
     }
     let bytes = writer.into_inner().map_err(CliError::unavailable)?;
-    print(&String::from_utf8_lossy(&bytes));
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Prints a list as CSV.
+pub(super) fn print_template(listed: &RecordList) -> Result<ExitCode, CliError> {
+    print(&template(&listed.keys, true)?);
     for (id, reason) in &listed.damaged {
         eprintln!("hapax: damaged: {id}: {}", output::line(reason));
     }

@@ -4,8 +4,10 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_core::Key;
 use hapax_operators::{
-    AdminToken, Decision, ListQuery, RecordBefore, RecordList, RecordView, UndecidedGroups,
+    AccessHashes, AdminToken, Decision, FindQuery, FoundRecords, ListQuery, RecordBefore,
+    RecordList, RecordView, UndecidedGroups,
 };
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{Method, Request, StatusCode};
@@ -17,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::args::RecordName;
+use super::args::{RecordName, ScopeText};
 use crate::exit::CliError;
 
 /// The time that a response may take.
@@ -104,6 +106,7 @@ impl Remote {
 
     pub(super) async fn show(&self, named: RecordName) -> Result<RecordView, CliError> {
         let found = match named {
+            // Digits need no escaping.
             RecordName::Id(id) => self.request(Method::GET, &format!("/api/keys/{id}"), None).await,
             RecordName::Key(key, scope) => {
                 let lookup = json!({ "key": key.as_str(), "scope": scope.json() });
@@ -111,6 +114,19 @@ impl Remote {
             }
         };
         Ok(found?)
+    }
+
+    pub(super) async fn find(&self, query: &FindQuery) -> Result<FoundRecords, CliError> {
+        Ok(self.request(Method::POST, "/api/keys/find", Some(json!(query))).await?)
+    }
+
+    pub(super) async fn hash(
+        &self,
+        key: Option<&Key>,
+        scope: &ScopeText,
+    ) -> Result<AccessHashes, CliError> {
+        let body = json!({ "key": key.map(Key::as_str), "scope": scope.json() });
+        Ok(self.request(Method::POST, "/api/keys/hash", Some(body)).await?)
     }
 
     pub(super) async fn resolve(

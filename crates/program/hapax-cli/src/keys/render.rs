@@ -5,8 +5,8 @@ use std::fmt::Write;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hapax_operators::{
-    CallerView, DecisionNote as Note, OperationDescription, OperatorVerdict, RecordBefore,
-    RecordList, RecordView, ResponseView, StateView, UndecidedGroup, UndecidedGroups,
+    AccessHashes, CallerView, DecisionNote as Note, OperationDescription, OperatorVerdict,
+    RecordBefore, RecordList, RecordView, ResponseView, StateView, UndecidedGroup, UndecidedGroups,
 };
 use serde::Serialize;
 
@@ -32,18 +32,7 @@ fn write_list(out: &mut String, listed: &RecordList) -> std::fmt::Result {
     if listed.keys.is_empty() && listed.damaged.is_empty() {
         out.push_str("no records\n");
     } else {
-        writeln!(out, "{:<9} {:>7}  {:<24}  {:<24}  ID", "STATE", "ATTEMPT", "BEGAN", "EXPIRES")?;
-    }
-    for key in &listed.keys {
-        let RecordView { id, attempt, began, keep_until, .. } = key;
-        let (state, expires) = (key.state.as_str(), keep_until.as_deref().unwrap_or("never"));
-        writeln!(out, "{state:<9} {attempt:>7}  {began:<24}  {expires:<24}  {id}")?;
-        if let Some(described) = &key.described {
-            writeln!(out, "          {}", described_line(described))?;
-        }
-        if let Some(until) = &key.may_execute_until {
-            writeln!(out, "          may still execute until {until}")?;
-        }
+        write_rows(out, &listed.keys, true)?;
     }
     if let Some(as_of) = &listed.as_of {
         writeln!(out, "as of {as_of}, with what the gateway saw since")?;
@@ -58,6 +47,43 @@ fn write_list(out: &mut String, listed: &RecordList) -> std::fmt::Result {
         writeln!(out, "there are more: decide the oldest first, or raise --limit")?;
     }
     Ok(())
+}
+
+/// Returns records as a table, or as further rows of one.
+pub(super) fn rows(views: &[RecordView], has_header: bool) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_rows(&mut text, views, has_header);
+    text
+}
+
+fn write_rows(out: &mut String, views: &[RecordView], has_header: bool) -> std::fmt::Result {
+    if has_header {
+        writeln!(out, "{:<9} {:>7}  {:<24}  {:<24}  ID", "STATE", "ATTEMPT", "BEGAN", "EXPIRES")?;
+    }
+    for key in views {
+        let RecordView { id, attempt, began, keep_until, .. } = key;
+        let (state, expires) = (key.state.as_str(), keep_until.as_deref().unwrap_or("never"));
+        writeln!(out, "{state:<9} {attempt:>7}  {began:<24}  {expires:<24}  {id}")?;
+        if let Some(described) = &key.described {
+            writeln!(out, "          {}", described_line(described))?;
+        }
+        if let Some(until) = &key.may_execute_until {
+            writeln!(out, "          may still execute until {until}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the hashes of the access log, under their names there.
+pub(super) fn hashes(hashes: &AccessHashes) -> String {
+    let AccessHashes { key_hash, caller_hash } = hashes;
+    let named = [("key_hash", key_hash), ("caller_hash", caller_hash)];
+    let lines = named.into_iter().filter_map(|(name, hash)| {
+        let hash = hash.as_deref()?;
+        Some(format!("{name:<12} {hash}\n"))
+    });
+    lines.collect()
 }
 
 /// Returns the groups as a table.

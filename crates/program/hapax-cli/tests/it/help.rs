@@ -12,6 +12,8 @@ fn help_matches_the_golden_file() {
         ("gateway", &["gateway", "--help"]),
         ("keys", &["keys", "--help"]),
         ("keys-count", &["keys", "count", "--help"]),
+        ("keys-find", &["keys", "find", "--help"]),
+        ("keys-hash", &["keys", "hash", "--help"]),
         ("keys-list", &["keys", "list", "--help"]),
         ("keys-show", &["keys", "show", "--help"]),
         ("keys-release", &["keys", "release", "--help"]),

@@ -17,6 +17,7 @@ mod decisions;
 mod demo;
 mod deploy;
 mod emptied;
+mod find;
 mod first;
 mod gateway;
 mod help;

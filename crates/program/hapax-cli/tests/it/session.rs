@@ -31,14 +31,20 @@ fn alike(text: &str) -> Vec<String> {
     text.trim().lines().filter(varies).map(|line| without_numbers(line.trim_end())).collect()
 }
 
-/// Ports, process numbers, seconds.
+/// Ports, process numbers, seconds, ids.
 fn without_numbers(line: &str) -> String {
     let mut left = line;
     let mut out = String::new();
-    let before = ["127.0.0.1:", "process ", "retry-after: ", "\"retry_after\":"];
+    let before = [
+        "127.0.0.1:",
+        "process ",
+        "retry-after: ",
+        "\"retry_after\":",
+        "idempotency-operation-id: ",
+    ];
     while let Some(at) = before.iter().filter_map(|it| after(left, it)).min() {
         out.push_str(&left[..at]);
-        left = left[at..].trim_start_matches(|digit: char| digit.is_ascii_digit());
+        left = left[at..].trim_start_matches(|digit: char| digit.is_ascii_hexdigit());
         out.push('N');
     }
     out + left

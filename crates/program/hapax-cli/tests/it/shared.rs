@@ -446,6 +446,13 @@ fn operators_list_and_decide_records(server: &impl Server) {
         let described = &keys[0]["described"];
         assert_eq!((&described["key"], &described["method"]), (&"unknown".into(), &"POST".into()));
         assert!(!listed.to_string().contains("Bearer a"), "{listed}");
+        // A key alone leads to it, and so do the first digits of its id.
+        let found = ok(&[&["keys", "find", "unknown", "--json"], &at[..]].concat());
+        let found: Value = serde_json::from_str(&found).unwrap();
+        let searched = (&found["searched"], &found["unreadable"], &found["keys"][0]["id"]);
+        assert_eq!(searched, (&2.into(), &0.into(), &keys[0]["id"]), "{found}");
+        let id = keys[0]["id"].as_str().unwrap();
+        assert!(ok(&[&["keys", "show", "--id", &id[..8]], &at[..]].concat()).contains(id));
         // Who asks with a credential finds what was requested with it, in any state.
         let hash = described["caller"][0]["hash"].as_str().unwrap();
         for (caller, unknown, all) in [

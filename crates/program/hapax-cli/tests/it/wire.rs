@@ -24,6 +24,10 @@ async fn fixture() -> Arc<dyn HttpFixture> {
 struct File(TempDir);
 
 impl HttpFixture for File {
+    fn has_secret(&self) -> bool {
+        true
+    }
+
     fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {
         Box::pin(async move {
             let upstream = serve(handler).await;

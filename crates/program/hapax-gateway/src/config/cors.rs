@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use hapax_http::header::{
-    IDEMPOTENCY_EXPIRES, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
+    IDEMPOTENCY_EXPIRES, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED,
+    IDEMPOTENCY_REPLAYED,
 };
 use http::header::{HeaderName, HeaderValue, LINK, RETRY_AFTER};
 use http::{Method, Uri};
@@ -139,6 +140,7 @@ impl Cors {
         let others = named.iter().filter(|name| !sent.contains(name));
         let headers = AllowHeaders::list(others.chain(sent.iter().copied()).cloned());
         let ours = [
+            IDEMPOTENCY_OPERATION_ID,
             IDEMPOTENCY_REPLAYED,
             IDEMPOTENCY_RECORDED,
             IDEMPOTENCY_PROTECTED,

@@ -1,6 +1,7 @@
 //! The access log.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
@@ -8,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::world::{Raw, Upstream, config, post, post_with, request, start, text, until};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_request_has_a_line_without_key_and_caller() {
+async fn each_request_has_a_line_without_key_caller_and_query() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.jsonl");
     let upstream = Upstream::counting().await;
@@ -18,19 +19,13 @@ async fn each_request_has_a_line_without_key_and_caller() {
     let address = gateway.local_addr();
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let fields = [("idempotency-key", "a-key"), ("traceparent", trace)];
-    assert_eq!(post_with(address, "/secret-path", &fields, "x").await.status, 201);
-    assert_eq!(post(address, "/secret-path", "a-key", "x").await.status, 201);
-    assert_eq!(post(address, "/secret-path", "a-key", "other").await.status, 422);
-    assert_eq!(post(address, "/secret-path", "", "x").await.status, 400);
-    assert_eq!(post_with(address, "/secret-path", &[], "x").await.status, 201);
-    let text = loop {
-        let text = std::fs::read_to_string(&path).unwrap();
-        if text.lines().count() >= 5 {
-            break text;
-        }
-        tokio::task::yield_now().await;
-    };
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let target = "/pay/7?token=secret-query";
+    assert_eq!(post_with(address, target, &fields, "x").await.status, 201);
+    assert_eq!(post(address, target, "a-key", "x").await.status, 201);
+    assert_eq!(post(address, target, "a-key", "other").await.status, 422);
+    assert_eq!(post(address, target, "", "x").await.status, 400);
+    assert_eq!(post_with(address, target, &[], "x").await.status, 201);
+    let (text, lines) = lines(&path, 5).await;
     let seen: Vec<_> =
         lines.iter().map(|line| (line["outcome"].as_str().unwrap(), &line["status"])).collect();
     let expected = [
@@ -48,9 +43,57 @@ async fn each_request_has_a_line_without_key_and_caller() {
     let operation = first["operation"].as_str().unwrap();
     assert!(lines[1..3].iter().all(|line| line["operation"] == operation), "{text}");
     assert!(lines[3]["operation"].is_null() && lines[4]["operation"].is_null(), "{text}");
-    assert!(!text.contains("a-key") && !text.contains("secret-path"), "{text}");
+    assert!(lines.iter().all(|line| line["path"] == "/pay/7"), "{text}");
+    // Without a secret there are no hashes, by which a key could be guessed.
+    assert!(!text.contains("a-key") && !text.contains("secret-query") && !text.contains("_hash"));
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+}
+
+/// The lines of the log, once there are so many.
+async fn lines(path: &Path, count: usize) -> (String, Vec<Value>) {
+    let text = loop {
+        let text = std::fs::read_to_string(path).unwrap();
+        if text.matches('\n').count() >= count {
+            break text;
+        }
+        tokio::task::yield_now().await;
+    };
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    (text, lines)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_have_hashes_of_key_and_caller_and_the_request_id() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, secret] = ["access.jsonl", "secret"].map(|name| folder.path().join(name));
+    std::fs::write(&secret, "7".repeat(64)).unwrap();
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    config.access_log = Some(path.clone());
+    config.secret_file = Some(secret);
+    let gateway = start(config).await;
+    let address = gateway.local_addr();
+    let ask = async |key: &str, caller: &str, id: &str| {
+        let fields = [("idempotency-key", key), ("authorization", caller), ("x-request-id", id)];
+        post_with(address, "/pay", &fields, "x").await
+    };
+    let first = ask("a-key", "Bearer a", "first").await;
+    ask("a-key", "Bearer b", &"x".repeat(129)).await;
+    ask("other", "Bearer a", "third").await;
+    post(address, "/pay", "a-key", "x").await;
+    let (text, lines) = lines(&path, 4).await;
+    let [one, two, three, alone] = &lines[..] else { panic!("{text}") };
+    assert_eq!(one["operation"], first.header("idempotency-operation-id"), "{text}");
+    assert_eq!((&one["request_id"], &two["request_id"]), (&"first".into(), &Value::Null));
+    let hash = |line: &Value, name: &str| line[name].as_str().map(str::to_owned).unwrap();
+    let (key, caller) = (hash(one, "key_hash"), hash(one, "caller_hash"));
+    assert_eq!((key.len(), caller.len()), (12, 12));
+    assert_eq!((hash(two, "key_hash"), hash(three, "caller_hash")), (key.clone(), caller.clone()));
+    assert!(hash(two, "caller_hash") != caller && hash(three, "key_hash") != key, "{text}");
+    // A caller that sends nothing has no hash.
+    assert!(hash(alone, "key_hash") == key && alone["caller_hash"].is_null(), "{text}");
+    assert!(!text.contains("a-key") && !text.contains("Bearer"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -91,4 +134,6 @@ async fn a_client_that_hangs_up_leaves_a_line_and_a_shutdown_loses_none() {
     let hung_up = &lines[0];
     assert!(hung_up["outcome"] == "unanswered" && hung_up["status"].is_null(), "{hung_up}");
     assert_eq!(hung_up["method"], "POST");
+    // Its operation goes on, and is found by this line.
+    assert!(hung_up["operation"].is_string(), "{hung_up}");
 }

@@ -73,6 +73,10 @@ enum Place {
 }
 
 impl HttpFixture for Place {
+    fn has_secret(&self) -> bool {
+        matches!(self, Self::File(_))
+    }
+
     fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {
         Box::pin(async move {
             let upstream = serve(handler).await;

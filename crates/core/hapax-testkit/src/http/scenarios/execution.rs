@@ -377,3 +377,69 @@ pub async fn w13_an_owner_that_was_taken_over_is_superseded(arena: ScenarioConte
     first.await.unwrap().is_rejected(409, "superseded");
     heir.send(heir.post("k")).await.is_replay(201, "2");
 }
+
+/// Without a secret the id is a plain hash of caller and key, by which they could be guessed.
+pub async fn w34_responses_after_a_claim_have_the_operation_id_if_there_is_a_secret(
+    arena: ScenarioContext,
+) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let calls: Arc<Mutex<Vec<HandlerRequest>>> = Arc::default();
+    let (count, held, noted) = (runs.clone(), gate.clone(), Arc::clone(&calls));
+    let handle = handler(move |call| {
+        let path = call.uri.path().to_owned();
+        noted.lock().unwrap().push(call);
+        count.next();
+        let held = held.clone();
+        async move {
+            if path == "/held" {
+                held.pass().await;
+            }
+            let mut response = reply(if path == "/fails" { 500 } else { 201 }, "");
+            let forged = http::HeaderValue::from_static("of-the-service");
+            response.headers_mut().insert("idempotency-operation-id", forged);
+            response
+        }
+    });
+    let stage = arena.start(ScenarioPolicy::default(), handle).await;
+    let (pays, fails, holds) =
+        (stage.post("k"), stage.post("l").to("/fails"), stage.post("m").to("/held"));
+    let executed = stage.send(pays.clone()).await;
+    executed.is_first(201, "");
+    let replayed = stage.send(pays.clone()).await;
+    replayed.is_replay(201, "");
+    let reused = stage.send(pays.clone().body("{}")).await;
+    reused.is_rejected(422, "key-reused");
+    let failed = stage.send(fails.clone()).await;
+    failed.is_first(500, "");
+    let unknown = stage.send(fails.clone()).await;
+    unknown.is_rejected(409, "outcome-unknown");
+    let first = stage.begin(holds.clone());
+    runs.reach(3).await;
+    let in_flight = stage.send(holds.clone()).await;
+    in_flight.is_rejected(409, "in-flight");
+    gate.open();
+    let first = first.await.unwrap();
+    let ids: Vec<_> =
+        calls.lock().unwrap().iter().map(|call| call.operation.clone().unwrap()).collect();
+    let [pay, fail, hold] = &ids[..] else { panic!("{ids:?}") };
+    for (answer, id) in [
+        (&executed, pay),
+        (&replayed, pay),
+        (&reused, pay),
+        (&failed, fail),
+        (&unknown, fail),
+        (&in_flight, hold),
+        (&first, hold),
+    ] {
+        let found: Vec<_> = answer.headers.get_all("idempotency-operation-id").iter().collect();
+        match arena.has_secret() {
+            true => assert_eq!(found, [id.as_str()], "{answer:?}"),
+            false => assert!(found.is_empty(), "{answer:?}"),
+        }
+    }
+    // Before a claim there is no operation.
+    let rejected = stage.send(stage.post("")).await;
+    rejected.is_rejected(400, "invalid-key");
+    assert_eq!(rejected.header("idempotency-operation-id"), "");
+    stage.send(pays.method(Method::PUT)).await.is_unmarked(201, "");
+}

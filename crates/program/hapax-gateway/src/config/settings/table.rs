@@ -124,7 +124,7 @@ settings! {
     /// File to which operators' decisions are appended
     audit_file: Option<Path> = "PATH.audit.jsonl beside a file: store, else ./hapax.audit.jsonl",
         Fixed => (|it| it.audit_file);
-    /// File with a line of JSON for each request, without key and caller; - is standard output
+    /// File with a line of JSON for each request, with hashes of key and caller; - is standard output
     access_log: Option<Path> = "none", Fixed => (|it| it.access_log);
     /// Store of the records: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
     /// memory: (records are lost when the process ends). A file is for one gateway: replicas that have
