@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use hapax_core::{DetachOnDrop, OperationPanicked};
+use hapax_core::{DetachOnDrop, OperationId, OperationPanicked};
 use http::Response;
 use pin_project_lite::pin_project;
 
 use super::execute::handler_failed;
 use super::layer::IdempotencyLayer;
 use super::policy::RoutePolicy;
+use super::protect::add_names;
+use super::response_info::ResponseSource;
 use crate::body::{Body, BoxError};
 use crate::error_format::ErrorFormat;
 
@@ -46,16 +48,20 @@ pin_project! {
     }
 }
 
-/// The context of the response after a panic outside of the handler.
+/// The context of the response after a panic outside of the handler, which is one with a lease.
 pub(super) struct PanicResponse {
     pub(super) layer: Arc<IdempotencyLayer>,
     pub(super) policy: Arc<RoutePolicy>,
     pub(super) error_format: ErrorFormat,
+    pub(super) operation: OperationId,
 }
 
 impl PanicResponse {
     fn respond(&self) -> Response<Body> {
-        self.layer.reject(&self.policy, self.error_format, &handler_failed())
+        let mut response = self.layer.reject(&self.policy, self.error_format, &handler_failed());
+        let has_secret = self.layer.has_secret();
+        add_names(&mut response, self.operation, ResponseSource::Rejection, has_secret);
+        response
     }
 }
 

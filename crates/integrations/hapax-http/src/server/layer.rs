@@ -177,6 +177,10 @@ impl IdempotencyLayer {
         }
     }
 
+    pub(super) fn has_secret(&self) -> bool {
+        self.engine.store().capabilities().secret.is_some()
+    }
+
     /// Notifies the observer. A panic of it must not cost a lease or a response.
     pub(super) fn observe(&self, policy: &RoutePolicy, event: RequestEvent) {
         let observe = || self.observer.observe(&policy.options.name, event);

@@ -75,8 +75,8 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let AdmittedRequest { policy, error_format, key, scope, permit } = ticket;
-    request_names::fill(&layer.engine, &parts, (&scope, policy.scope.scope_parts()), &key);
+    let AdmittedRequest { policy, error_format, key, scope, operation, permit } = ticket;
+    request_names::fill(&layer.engine, &parts, policy.scope.scope_parts(), &key, operation);
 
     let claimed = {
         let claiming = async {
@@ -117,7 +117,7 @@ where
                 if let Ok(Claim::Execute(lease)) = &claim {
                     tracing::info!(
                         route = &*policy.options.name,
-                        id = %engine.operation_id(&scope, &key),
+                        id = %operation,
                         did_not_happen = %fence,
                         fence = %lease.fence(),
                         "the reconcile hook allows an execution"
@@ -147,19 +147,19 @@ where
         retain(&mut parts.headers, |name| *name != CONTENT_LENGTH);
     }
     let received = BufferedRequest { parts, body, trailers };
-    let has_secret = layer.engine.store().capabilities().secret.is_some();
+    let has_secret = layer.has_secret();
+    let is_claimed = may_be_claimed(&claim);
     match settle(&layer, &policy, error_format, claim) {
         ClaimDecision::Respond(mut response) => {
             let by = response
                 .extensions()
                 .get()
                 .map_or(ResponseSource::Replay, |it: &ResponseInfo| it.by);
-            add_names(&mut response, layer.engine.operation_id(&scope, &key), by, has_secret);
+            add_names(&mut response, operation, by, has_secret && is_claimed);
             Ok(response)
         }
         // No await since the claim, so it cannot be dropped in between.
         ClaimDecision::Execute(lease) => {
-            let operation = lease.id();
             let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
             let named = ExecutionLabel::new(operation, &received.parts, &policy.options);
             let work = RequestExecution { layer, policy, error_format, permit, named };
@@ -195,17 +195,27 @@ where
 
 /// Adds the names of its operation to a response after a claim. The client gets the id only where there is a
 /// secret: without one it is a plain hash of caller and key, by which they could be guessed.
-fn add_names(
+pub(super) fn add_names(
     response: &mut Response<Body>,
     operation: OperationId,
     by: ResponseSource,
-    has_secret: bool,
+    to_client: bool,
 ) {
-    if has_secret {
+    if to_client {
         let id = header::operation_id(operation);
         response.headers_mut().insert(IDEMPOTENCY_OPERATION_ID, id);
     }
     response.extensions_mut().insert(ResponseInfo { operation: Some(operation), by });
+}
+
+/// Returns whether there may be a claim of the operation, by this request or an earlier one.
+const fn may_be_claimed(claim: &Result<Claim, ClaimError>) -> bool {
+    !matches!(
+        claim,
+        Err(ClaimError::Quarantined { .. }
+            | ClaimError::Overloaded
+            | ClaimError::Store(StoreError::Unavailable(_)))
+    )
 }
 
 async fn read<Q>(

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use hapax_core::{Idempotency, Key, OperationId, Scope};
+use hapax_core::{Idempotency, Key, OperationId};
 use http::request::Parts;
 
 use super::scope::ScopePart;
@@ -37,8 +37,9 @@ impl RequestNamesSlot {
 pub(super) fn fill(
     engine: &Idempotency,
     parts: &Parts,
-    (scope, named_by): (&Scope, &[ScopePart]),
+    named_by: &[ScopePart],
     key: &Key,
+    operation: OperationId,
 ) {
     let Some(RequestNamesSlot(slot)) = parts.extensions.get() else { return };
     // A layer in front of this one has filled it.
@@ -49,7 +50,7 @@ pub(super) fn fill(
             let _ = part.add_values(&parts.headers, &mut found);
         }
         RequestNames {
-            operation: engine.operation_id(scope, key),
+            operation,
             key_hash: engine.key_pseudonym(key),
             caller_hash: caller_hash(engine, found.into_iter().map(|(_, value)| value)),
         }

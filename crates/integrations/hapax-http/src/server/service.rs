@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hapax_core::{DetachSwitch, Key, Scope};
+use hapax_core::{DetachSwitch, Key, OperationId, Scope};
 use http::request::Parts;
 use http::{HeaderName, Method, Request, Response};
 use tower_service::Service;
@@ -83,6 +83,7 @@ where
                     layer: Arc::clone(&layer),
                     policy: Arc::clone(&admitted.policy),
                     error_format: admitted.error_format,
+                    operation: admitted.operation,
                 };
                 let lease = admitted.policy.options.policy.terms.lease;
                 let protected =
@@ -110,6 +111,7 @@ pub(super) struct AdmittedRequest {
     pub(super) error_format: ErrorFormat,
     pub(super) key: Key,
     pub(super) scope: Scope,
+    pub(super) operation: OperationId,
     pub(super) permit: DrainPermit,
 }
 
@@ -171,7 +173,9 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     match scope {
         Err(problem) => Admission::Reject(layer.reject(&policy, error_format, &problem)),
         Ok(scope) => {
-            Admission::Protect(AdmittedRequest { policy, error_format, key, scope, permit })
+            let operation = layer.engine.operation_id(&scope, &key);
+            let admitted = AdmittedRequest { policy, error_format, key, scope, operation, permit };
+            Admission::Protect(admitted)
         }
     }
 }

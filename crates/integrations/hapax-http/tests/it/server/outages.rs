@@ -1,5 +1,7 @@
 //! wire.md 20: the store is away.
 
+use std::sync::Arc;
+
 use hapax_core::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::Code;
@@ -35,6 +37,35 @@ async fn with_a_slow_or_damaged_store_nothing_executes() {
         sleep(Duration::from_secs(3)).await;
         assert_eq!(send(&app, pay("k", "{}")).await.replayed(), Some("false"), "{mood:?}");
     }
+}
+
+/// An operator can do nothing with the id of an operation that was not claimed.
+#[tokio::test(start_paused = true)]
+async fn wire_34_a_rejection_has_the_operation_id_only_if_there_may_be_a_claim() {
+    let world = World::with_secret();
+    let store = Arc::clone(&world.store);
+    let app = world.app(RouteOptions::default(), move |_| {
+        store.is(Mood::Panicking);
+        async { respond(201, "") }
+    });
+    world.store.is(Mood::Down);
+    let down = send(&app, pay("k", "{}")).await;
+    assert_eq!(
+        (&*down.code(), down.header("idempotency-operation-id")),
+        ("store-unavailable", None)
+    );
+    // A record that cannot be read is one.
+    world.store.is(Mood::Damaged);
+    let damaged = send(&app, pay("k", "{}")).await;
+    let id = damaged.header("idempotency-operation-id");
+    assert_eq!((&*damaged.code(), id.map(str::len)), ("store-unavailable", Some(64)));
+    // A panic outside of the handler, with a lease.
+    world.store.is(Mood::Well);
+    let panicked = send(&app, pay("k", "{}")).await;
+    assert_eq!(
+        (&*panicked.code(), panicked.header("idempotency-operation-id")),
+        ("handler-failed", id)
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
-    Clock, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Policy, Store,
+    Clock, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Policy, Secret, Store,
     StoreError, Timestamp,
 };
 use hapax_http::Body;
@@ -39,9 +39,17 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::on(|store| store)
+    }
+
+    pub(crate) fn with_secret() -> Self {
+        Self::on(|store| store.secret(Secret::new([7; 32])))
+    }
+
+    fn on(change: impl FnOnce(MemoryStore) -> MemoryStore) -> Self {
         let clock = Arc::new(PausedClock(Instant::now()));
         let store = Arc::new(Moody {
-            inner: MemoryStore::new(clock, MemoryCapacity::default()),
+            inner: change(MemoryStore::new(clock, MemoryCapacity::default())),
             mood: watch::Sender::new(Mood::Well),
         });
         let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build().unwrap();
@@ -306,6 +314,8 @@ pub(crate) enum Mood {
     ReadOnly,
     /// It answers that what it holds is damaged.
     Damaged,
+    /// It can be read, but panics at writes.
+    Panicking,
 }
 
 /// The memory store, with moods.
@@ -329,7 +339,7 @@ impl Moody {
         match mood {
             Mood::Down => Err(StoreError::unavailable("down")),
             Mood::Damaged => Err(StoreError::corrupt("damaged")),
-            Mood::Well | Mood::Slow | Mood::ReadOnly => Ok(()),
+            Mood::Well | Mood::Slow | Mood::ReadOnly | Mood::Panicking => Ok(()),
         }
     }
 }
@@ -341,6 +351,7 @@ impl Store for Moody {
             if *self.mood.borrow() == Mood::ReadOnly {
                 return Err(StoreError::unavailable("read-only"));
             }
+            assert_ne!(*self.mood.borrow(), Mood::Panicking, "on purpose");
             self.inner.swap(swap).await
         })
     }
