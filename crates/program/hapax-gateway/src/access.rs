@@ -12,15 +12,22 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use hapax_core::{Clock, SystemClock, Timestamp};
+use hapax_http::header::{Grammar, decode};
 use hapax_http::server::{RequestNamesSlot, ResponseInfo, ResponseSource};
 use hapax_operators::{open_log, rfc3339};
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::snapshot::Route;
+
 /// Largest number of lines that wait to be written.
 const ROOM: usize = 8192;
+
+/// Headers whose values are logged, unless they may be a key or a caller.
+const TRACEPARENT: &str = "traceparent";
+const REQUEST_ID: &str = "x-request-id";
 
 /// Longest `traceparent` that is logged, in bytes; a method is cut off at this length.
 const MAX_TRACE: usize = 64;
@@ -55,7 +62,7 @@ pub(crate) struct AccessEntry {
     method: String,
     path: String,
     /// Name of its route, once that is known.
-    pub(crate) route: String,
+    route: String,
     /// Filled by the layer.
     names: RequestNamesSlot,
     traceparent: Option<String>,
@@ -111,8 +118,8 @@ impl AccessLog {
             path: path[..path.floor_char_boundary(MAX_PATH)].to_owned(),
             route: String::new(),
             names: RequestNamesSlot::default(),
-            traceparent: header("traceparent", MAX_TRACE),
-            request_id: header("x-request-id", MAX_REQUEST_ID),
+            traceparent: header(TRACEPARENT, MAX_TRACE),
+            request_id: header(REQUEST_ID, MAX_REQUEST_ID),
             is_answered: false,
         };
         request.extensions_mut().insert(entry.names.clone());
@@ -138,6 +145,25 @@ impl AccessLog {
 }
 
 impl AccessEntry {
+    /// Names the route; `None` if it is ambiguous. Removes ids of the request that may be its key or its caller:
+    /// those in a header of its key or scope, and those that have the value of one.
+    pub(crate) fn name_route(&mut self, route: Option<&Route>, headers: &HeaderMap) {
+        let Some(route) = route else {
+            (self.traceparent, self.request_id) = (None, None);
+            return;
+        };
+        self.route = route.name.to_string();
+        let reveals = |name: &str, text: &str| {
+            let mut identity = std::iter::once(&route.key_header).chain(&route.scope);
+            identity.any(|it| {
+                let mut values = headers.get_all(it).iter();
+                it == name || values.any(|value| is_same(value.as_bytes(), text.as_bytes()))
+            })
+        };
+        self.traceparent.take_if(|text| reveals(TRACEPARENT, text));
+        self.request_id.take_if(|text| reveals(REQUEST_ID, text));
+    }
+
     /// Appends the line of a request whose response begins now.
     pub(crate) fn end<B>(mut self, response: &Response<B>) {
         self.is_answered = true;
@@ -183,6 +209,12 @@ impl AccessEntry {
             self.log.left_out.fetch_add(1, Relaxed);
         }
     }
+}
+
+/// Returns whether two values are equal, or are the same key.
+fn is_same(a: &[u8], b: &[u8]) -> bool {
+    let key = |value| decode(value, Grammar::Lenient).ok();
+    a == b || key(a).is_some_and(|a| key(b) == Some(a))
 }
 
 impl Drop for AccessEntry {

@@ -19,7 +19,7 @@ use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
 use tower_service::Service;
 
-use crate::access::{AccessEntry, AccessLog};
+use crate::access::AccessLog;
 use crate::auth::{Auth, AuthRejection};
 use crate::context::RequestContext;
 use crate::cors;
@@ -48,7 +48,9 @@ impl ProxyHandler for RequestHandler {
         let away = self.rejection(rejection);
         let snapshot = self.current.load_full();
         let found = snapshot.route(request.uri().path(), request.method()).cloned();
-        name_route(&mut entry, found.as_ref().unwrap_or(snapshot.rest()));
+        if let Some(entry) = &mut entry {
+            entry.name_route(found.as_deref().ok(), request.headers());
+        }
         let response = match found {
             Ok(route) => {
                 // A preflight that is rejected gets no CORS response.
@@ -84,9 +86,11 @@ impl ProxyHandler for RequestHandler {
         let detail = format!("Too many requests are in progress. {NOTHING}");
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
         let snapshot = self.current.load_full();
-        let route =
-            snapshot.route(request.uri().path(), request.method()).unwrap_or(snapshot.rest());
-        name_route(&mut entry, route);
+        let found = snapshot.route(request.uri().path(), request.method());
+        if let Some(entry) = &mut entry {
+            entry.name_route(found.as_deref().ok().map(|route| &**route), request.headers());
+        }
+        let route = found.unwrap_or(snapshot.rest());
         let rejected = reject(route, peer, ErrorFormat::of(request.headers()), &problem);
         let response = with_cors(route, request, rejected).await;
         if let Some(entry) = entry {
@@ -212,12 +216,6 @@ fn clean_trailers(trailers: &mut HeaderMap, route: &Route, auth: Option<&Auth>) 
     route.names.drop_from_trailers(trailers);
     if let Some(auth) = auth {
         auth.drop_given(trailers);
-    }
-}
-
-fn name_route(entry: &mut Option<AccessEntry>, route: &Route) {
-    if let Some(entry) = entry {
-        entry.route = route.name.to_string();
     }
 }
 

@@ -3,6 +3,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use hapax_gateway::{RouteConfig, ScopeConfig};
+use http::HeaderName;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
@@ -94,6 +96,42 @@ async fn lines_have_hashes_of_key_and_caller_and_the_request_id() {
     // A caller that sends nothing has no hash.
     assert!(hash(alone, "key_hash") == key && alone["caller_hash"].is_null(), "{text}");
     assert!(!text.contains("a-key") && !text.contains("Bearer"), "{text}");
+}
+
+/// A client may send one id in several headers, and a route may have its key or its caller in any header.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_header_that_is_key_or_caller_is_not_logged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.jsonl");
+    let upstream = Upstream::counting().await;
+    let mut config = config(upstream.url());
+    config.access_log = Some(path.clone());
+    let mut by_id = config.policy.clone();
+    by_id.key_header = HeaderName::from_static("x-request-id");
+    let mut of_caller = config.policy.clone();
+    of_caller.scope = Some(ScopeConfig::headers([HeaderName::from_static("traceparent")]));
+    config.routes =
+        vec![RouteConfig::new("/by-id", by_id), RouteConfig::new("/of-caller", of_caller)];
+    let gateway = start(config).await;
+    let (key, id, trace) = ("idempotency-key", "x-request-id", "traceparent");
+    let requests: [(&str, &[(&str, &str)]); 7] = [
+        ("/by-id", &[(id, "not-logged"), (trace, "\"not-logged\"")]),
+        ("/by-id", &[(id, "not-logged, as no key")]),
+        ("/of-caller", &[(key, "k"), (trace, "not-logged"), (id, "logged")]),
+        ("/pay", &[(key, "not-logged"), (id, "not-logged"), (trace, "not-logged")]),
+        ("/pay", &[(key, "\"not-logged\"; a=b"), (id, "not-logged"), (trace, "logged")]),
+        ("/pay", &[(key, "not-logged,"), (id, "not-logged,"), (trace, "logged")]),
+        ("/pay", &[(key, "k"), (id, "logged"), (trace, "logged")]),
+    ];
+    for (target, fields) in requests {
+        post_with(gateway.local_addr(), target, fields, "x").await;
+    }
+    let (text, lines) = lines(&path, requests.len()).await;
+    assert!(!text.contains("not-logged"), "{text}");
+    let logged =
+        |name: &str| -> Vec<bool> { lines.iter().map(|it| it[name] == "logged").collect() };
+    assert_eq!(logged("request_id"), [false, false, true, false, false, false, true]);
+    assert_eq!(logged("traceparent"), [false, false, false, false, true, true, true]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
