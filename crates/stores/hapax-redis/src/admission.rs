@@ -27,6 +27,12 @@ impl RequestLimit {
         Self { items: counter(limits.items), bytes: counter(limits.bytes) }
     }
 
+    /// Returns the number of requests that one caller may send concurrently, of at most `most`: a part of the
+    /// limit, so that others are not rejected because of it.
+    pub(crate) fn part(&self, most: usize) -> usize {
+        most.min(self.items.limit / QueueLimits::MIN_ITEMS)
+    }
+
     /// Returns the number of admitted requests.
     pub(crate) fn inside(&self) -> usize {
         self.items.inside.load(Ordering::Relaxed)

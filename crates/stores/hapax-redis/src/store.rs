@@ -389,6 +389,7 @@ impl Inspect for RedisStore {
             let now = self.load_cell(&UNUSED_ID).await?.now;
             // Many small ones at a time, so that a slow network does not make the walk long; few large
             // ones, so that memory is bounded.
+            let most = self.limit.part(MOST_AT_ONCE).max(FEWEST_AT_ONCE);
             let (mut left, mut at_once) = (&step.keys[..], FEWEST_AT_ONCE);
             while !left.is_empty() {
                 let (keys, rest) = left.split_at(at_once.min(left.len()));
@@ -415,7 +416,7 @@ impl Inspect for RedisStore {
                 }
                 left = rest;
                 at_once = match bytes <= SMALL_BYTES {
-                    true => (2 * at_once).min(MOST_AT_ONCE),
+                    true => (2 * at_once).min(most),
                     false => FEWEST_AT_ONCE,
                 };
             }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use hapax_core::store::Swapped;
-use hapax_core::{Inspect, Store, StoreError};
+use hapax_core::store::{Cursor, StoredRecord, Swapped};
+use hapax_core::{Inspect, OperationId, Store, StoreError};
 use hapax_redis::{RedisConnectError, RedisOptions, RedisStore, UnfitServer};
 use hapax_testkit::servers::{RedisServer, RedisServerOptions, free_port};
 
@@ -257,6 +257,23 @@ async fn requests_beyond_the_limit_are_rejected_new_keys_first() {
     let (answers, work) = tokio::join!(waiting, work);
     assert!(answers.iter().all(|answer| matches!(answer, Ok(Swapped::Stored(_)))), "{answers:?}");
     assert!(matches!(work, Ok(Swapped::Stored(_))), "{work:?}");
+}
+
+#[tokio::test]
+async fn a_walk_needs_no_more_than_the_least_limit_of_requests() {
+    let server = RedisServer::start().await;
+    let store = RedisStore::connect(at(server.port()).queue(8, 1 << 20)).await.unwrap();
+    for of in 0..40 {
+        expect_stored(&store, &claim(of)).await;
+    }
+    let (mut ids, mut place) = (std::collections::HashSet::new(), Some(Cursor::default()));
+    while let Some(from) = place {
+        let mut visit = |id: &OperationId, _: &Result<StoredRecord, StoreError>, _| {
+            ids.insert(*id);
+        };
+        place = store.scan_all(from, std::num::NonZeroU32::MAX, &mut visit).await.unwrap().next;
+    }
+    assert_eq!(ids.len(), 40);
 }
 
 /// Polls all of them, in order, until all are ready.
