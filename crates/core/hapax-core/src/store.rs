@@ -217,7 +217,7 @@ pub trait Inspect: Store {
     /// Takes a step of a walk over all records, as [`scan`](Self::scan) does over the undecided ones.
     ///
     /// A record that exists and is not written from the beginning of the walk to its end is visited at
-    /// least once.
+    /// least once. [`reap`](Store::reap) too may write records, of those that it does not remove.
     ///
     /// # Errors
     /// Any [`StoreError`]; some records of the step may have been visited.

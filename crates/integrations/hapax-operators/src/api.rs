@@ -396,7 +396,8 @@ async fn decide(
 ) -> Response {
     let decider = Decider::by_api(decision.who.clone(), peer);
     let decided = async {
-        // The decision names the fence that was seen: digits that lead to another record decide nothing.
+        // The decision names the fence that was seen. Fences of different records may be equal, but seldom are: digits
+        // that now lead to another record most likely decide nothing.
         let id = shared.keys.whole_id(id).await?;
         let was = shared.keys.resolve(&id, decision, decider).await?;
         Ok(json!({ "id": id.to_string(), "was": was }))
@@ -435,6 +436,7 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         | OperatorError::Quarantine(_) => StatusCode::BAD_REQUEST,
         OperatorError::NoSchedule => StatusCode::NOT_IMPLEMENTED,
         OperatorError::SagaUnreadable
+        | OperatorError::HiddenIds(_)
         | OperatorError::Store(StoreError::Corrupt(_))
         | OperatorError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
             StatusCode::INTERNAL_SERVER_ERROR

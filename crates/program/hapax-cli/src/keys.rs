@@ -72,7 +72,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
         }
         KeysCommand::Find { at, key, since, path, route, limit, csv, json } => {
             let query = FindQuery {
-                key: key.as_str().to_owned(),
+                key: key_or_input(key)?.as_str().to_owned(),
                 since_seconds: since.map(|since| since.as_secs_f64().ceil() as u64),
                 path,
                 route,
@@ -366,7 +366,14 @@ impl Records {
         fence_is_given: bool,
         mut decision: Decision,
     ) -> Result<DecisionOutput, CliError> {
-        let seen = self.show(target.parse()?).await?;
+        let named = target.parse()?;
+        if named.is_prefix() && !fence_is_given && (decision.force || decision.forget) {
+            return Err(CliError::usage(
+                "expected --fence, or a whole --id, with --force or --forget, found first digits of an id alone: look at \
+                 the record with `hapax keys show`",
+            ));
+        }
+        let seen = self.show(named).await?;
         if !fence_is_given {
             decision.fence = seen.fence;
         }

@@ -37,6 +37,12 @@ pub enum OperatorError {
         /// Whether there are further ones.
         more: bool,
     },
+    /// A damaged part of the store may hide ids that begin with the digits.
+    #[error(
+        "expected readable records around these digits, found a damaged one, which may hide others: pass the whole id, and \
+         run `hapax doctor`"
+    )]
+    HiddenIds(#[source] StoreError),
     /// The store has no secret: its records contain neither keys nor callers.
     #[error(
         "expected a store with a secret, found one without: its records contain neither keys nor callers and cannot be \
@@ -197,7 +203,8 @@ impl OperatorError {
             Self::OtherKind { .. } => "other-kind",
             Self::Audit(_) => "audit",
             Self::Contended => "contended",
-            Self::Store(StoreError::Corrupt(_))
+            Self::HiddenIds(_)
+            | Self::Store(StoreError::Corrupt(_))
             | Self::Engine(ClaimError::Store(StoreError::Corrupt(_))) => "corrupt",
             Self::Saga => "saga",
             Self::NoSaga => "not-found",

@@ -4,7 +4,8 @@
 //!    record has a sealed description that contains the key: a search opens the description of every record.
 //! 2. It goes in steps, each of which ends after half a second or with a number of found records. A caller shows
 //!    what was found, and ends the search by not requesting the next step.
-//! 3. A record that is written during the search may be missed, or be found twice.
+//! 3. A record that is written during the search, by a gateway or by the removal of expired records, may be missed, or
+//!    be found twice.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -18,8 +19,13 @@ use super::view::{OperationDescription, RecordView, described, from_base64, to_b
 use super::{OperatorError, OperatorRecords};
 use crate::register::register_id;
 
-/// Number of records that are read from the store at once.
-const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(511);
+/// Numbers of records that are read from the store at once: at first, and at most, where they are read fast. They may
+/// be large, and a step ends only between two pages.
+const FIRST_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(63);
+const MAX_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(511);
+
+/// Time within which a page is read fast.
+const FAST: Duration = Duration::from_millis(50);
 
 /// Time after which a step ends.
 const STEP: Duration = Duration::from_millis(500);
@@ -79,19 +85,24 @@ impl OperatorRecords {
         }
         let mut place = position(query.from.as_deref())?;
         let mut found = FoundRecords::default();
-        let began = Instant::now();
+        let (began, mut page) = (Instant::now(), FIRST_PAGE);
         let _turn = self.permit().await;
         loop {
+            let since = Instant::now();
             let mut visit =
                 |id: &OperationId, stored: &Result<StoredRecord, StoreError>, now: Timestamp| {
                     found.visit(query, id, stored, now);
                 };
-            let step = self.store.scan_all(place, PAGE, &mut visit).await?;
+            let step = self.store.scan_all(place, page, &mut visit).await?;
             let Some(next) = step.next else { return Ok(found) };
             if found.keys.len() >= ENOUGH || began.elapsed() >= STEP {
                 found.next = Some(to_base64(next.as_bytes()));
                 return Ok(found);
             }
+            page = match since.elapsed() <= FAST {
+                true => page.saturating_add(page.get()).min(MAX_PAGE),
+                false => FIRST_PAGE,
+            };
             place = next;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use hapax_core::OperationId;
+use hapax_core::{OperationId, StoreError};
 
 use super::{OperatorError, OperatorRecords};
 use crate::register::register_id;
@@ -65,7 +65,7 @@ impl OperatorRecords {
             for (id, stored) in page.records {
                 if !id.to_string().starts_with(prefix) {
                     // A damaged part of a file is shown as one record, at its end: it may hide ids.
-                    return stored.map(|_| (ids, false)).map_err(OperatorError::Store);
+                    return stored.map(|_| (ids, false)).map_err(OperatorError::HiddenIds);
                 }
                 if ids.len() == MAX_LISTED {
                     return Ok((ids, true));

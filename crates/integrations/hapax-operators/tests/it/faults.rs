@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::world::Service;
 
-/// The id of entries that cannot be read.
+/// The id of entries that cannot be read, and the beginning of that of records.
 const DAMAGED: [u8; 16] = [u8::MAX; 16];
 
 /// A store whose swaps, or whose postponements of entries, fail, or whose replies to swaps are lost.
@@ -72,7 +72,15 @@ impl Inspect for Failing {
         after: Option<OperationId>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
-        self.store.page(after, limit)
+        Box::pin(async move {
+            let mut page = self.store.page(after, limit).await?;
+            for (id, stored) in &mut page.records {
+                if id.as_bytes().starts_with(&DAMAGED) {
+                    *stored = Err(StoreError::corrupt("a fault of the test"));
+                }
+            }
+            Ok(page)
+        })
     }
 }
 

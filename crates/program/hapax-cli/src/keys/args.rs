@@ -70,14 +70,15 @@ pub(super) enum KeysCommand {
     /// Find the records of a key, of all callers and namespaces
     ///
     /// Opens the description of every record, since the id of a record is a hash of key and caller: a minute or less
-    /// for a million records. Needs a store with a secret: without one, records contain no keys. A record that is
-    /// written during the search may be missed. Exit code 1: there is none.
+    /// for a million small records. Needs a store with a secret: without one, records contain no keys. A record that is
+    /// written during the search may be missed, so that a search that finds none is repeated once. Exit code 1: none
+    /// was found.
     Find {
         #[command(flatten)]
         at: StoreSelector,
-        /// The Idempotency-Key, without quotes
+        /// The Idempotency-Key, without quotes; @- reads it from standard input
         #[arg(value_name = "KEY")]
-        key: Key,
+        key: String,
         /// Only records whose last execution began at most this long ago, like 2h
         #[arg(long, value_name = "DUR", value_parser = crate::duration)]
         since: Option<Duration>,
@@ -106,7 +107,7 @@ pub(super) enum KeysCommand {
         #[arg(value_name = "KEY", required_unless_present = "scope")]
         key: Option<String>,
         /// The caller: the value of Authorization, or 'NAME: VALUE' for each header or cookie:NAME of
-        /// the gateway's --scope or --auth-scope, in its order
+        /// the gateway's --scope or --auth-scope, in its order, by which the hash has its parts
         #[arg(long, value_name = "VALUE")]
         scope: Vec<String>,
         /// Print JSON; errors too, on standard error, with a code
@@ -311,7 +312,8 @@ pub(super) struct RecordSelector {
 /// Options of a decision.
 #[derive(Debug, Args)]
 pub(super) struct DecisionArgs {
-    /// Only if the record has this fence [default: its present one]
+    /// Only if the record has this fence [default: its present one; none with the first digits of an id and
+    /// --force or --forget]
     #[arg(long, value_name = "N")]
     pub(super) fence: Option<u64>,
     /// Even if it is executing, or may still execute
@@ -385,6 +387,11 @@ impl RecordSelector {
 }
 
 impl RecordName {
+    /// Returns whether it is the first digits of an id.
+    pub(super) fn is_prefix(&self) -> bool {
+        matches!(self, Self::Id(text) if is_id_prefix(text))
+    }
+
     /// Reads an id, or its first digits.
     pub(super) fn id(text: &str) -> Result<Self, CliError> {
         if OperationId::from_hex(text).is_some() || is_id_prefix(text) {

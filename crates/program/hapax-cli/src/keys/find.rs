@@ -51,7 +51,7 @@ pub(super) async fn run(
     limit: usize,
     format: Format,
 ) -> Result<ExitCode, CliError> {
-    let mut search = Search::default();
+    let (mut search, mut is_repeated) = (Search::default(), false);
     // It is drawn on a terminal only.
     let bar = ProgressBar::new_spinner();
     loop {
@@ -77,7 +77,11 @@ pub(super) async fn run(
         ));
         bar.tick();
         if search.more || query.from.is_none() {
-            break;
+            if is_repeated || !search.ids.is_empty() {
+                break;
+            }
+            // A record that was written during the search may have moved to a part that was read already.
+            (search, is_repeated) = (Search::default(), true);
         }
     }
     bar.finish_and_clear();
@@ -110,8 +114,9 @@ impl Search {
         let Self { searched, unreadable, more, ids, .. } = self;
         if ids.is_empty() {
             let mut text = format!(
-                "expected a record of this key, found none among {searched} records: it never arrived here, or its \
-                 record has expired; check the key and the store"
+                "expected a record of this key, found none among {searched} records in two searches: the request \
+                 never arrived here, its record has expired, or it was written during both: check the key and the \
+                 store, and repeat the search for a request in progress"
             );
             if *unreadable > 0 {
                 text.push_str(&format!(

@@ -18,6 +18,13 @@ fn find(at: &[&str], more: &[&str]) -> Value {
     serde_json::from_str(&ok(&[&["keys", "find", "k", "--json"], more, at].concat())).unwrap()
 }
 
+/// What a command prints that reads this from standard input.
+fn piped(args: &[&str], input: &str) -> String {
+    let mut child = hapax(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+}
+
 #[test]
 fn a_key_is_found_for_all_callers_through_the_gateway_and_in_the_file() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
@@ -52,6 +59,7 @@ fn a_key_is_found_for_all_callers_through_the_gateway_and_in_the_file() {
         let is_row =
             |line: &&str| line.contains("POST  /") && line.contains("key k  authorization #");
         assert!(text.starts_with("STATE ") && text.lines().filter(is_row).count() == 3, "{text}");
+        assert_eq!(piped(&[&["keys", "find", "@-"], &at[..]].concat(), "k\n"), text);
         let csv = ok(&[&["keys", "find", "k", "--csv"], &at[..]].concat());
         assert!(csv.starts_with("id,fence,state,") && csv.lines().count() == 4, "{csv}");
     };
@@ -73,6 +81,9 @@ fn a_record_is_shown_and_decided_by_the_first_digits_of_its_id() {
     let mut ids = [0, 1].map(|at: usize| found["keys"][at]["id"].as_str().unwrap().to_owned());
     ids.sort_unstable();
     let [first, second] = ids;
+    let is_second = |record: &&Value| record["id"] == *second;
+    let fence =
+        found["keys"].as_array().unwrap().iter().find(is_second).unwrap()["fence"].to_string();
     let look = || {
         let shown = ok(&[&["keys", "show", "--id", &first[..8]], &at[..]].concat());
         assert!(shown.contains(&first), "{shown}");
@@ -92,7 +103,10 @@ fn a_record_is_shown_and_decided_by_the_first_digits_of_its_id() {
     let release = ["keys", "release", "--id", &second[..8], "--forget", "--reason", "r"];
     let (code, line) = refused(&[&release[..], &["--fence", "1"], &at].concat());
     assert!(code == 1 && line.contains("with the fence of the decision"), "{code} {line}");
-    let released = ok(&[&release[..], &["--json"], &at].concat());
+    // Digits may be mistyped, and lead to a record that was not looked at.
+    let (code, line) = refused(&[&release[..], &at].concat());
+    assert!(code == 64 && line.contains("expected --fence, or a whole --id"), "{code} {line}");
+    let released = ok(&[&release[..], &["--fence", &fence, "--json"], &at].concat());
     assert!(released.contains(&second), "{released}");
 }
 
@@ -123,16 +137,10 @@ fn the_hashes_of_the_access_log_are_computed_from_key_and_caller() {
     look();
     gateway.kill();
     look();
-    let mut child = hapax(&[&["keys", "hash", "@-"], &at[..]].concat())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(b"a-key\n").unwrap();
-    let printed = child.wait_with_output().unwrap().stdout;
+    let printed = piped(&[&["keys", "hash", "@-"], &at[..]].concat(), "a-key\n");
     let [key, caller] = [logged.0, logged.1].map(|hash| hash.as_str().unwrap());
     let expected = format!("key_hash     {key}\ncaller_hash  {caller}\n");
-    assert_eq!(String::from_utf8(printed).unwrap(), expected);
+    assert_eq!(printed, expected);
     // A list by caller takes the same hash.
     let by = ["keys", "list", "--caller-hash", caller, "--store", &store];
     assert!(ok(&by).contains("key a-key"));
