@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use hapax_core::{OperationId, StoreError};
+use hapax_core::OperationId;
 
 use super::{OperatorError, OperatorRecords};
 use crate::register::register_id;

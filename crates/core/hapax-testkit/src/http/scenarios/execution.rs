@@ -386,7 +386,7 @@ pub async fn w34_responses_after_a_claim_have_the_operation_id_if_there_is_a_sec
     let calls: Arc<Mutex<Vec<HandlerRequest>>> = Arc::default();
     let (count, held, noted) = (runs.clone(), gate.clone(), Arc::clone(&calls));
     let handle = handler(move |call| {
-        let path = call.uri.path().to_owned();
+        let (path, is_protected) = (call.uri.path().to_owned(), call.operation.is_some());
         noted.lock().unwrap().push(call);
         count.next();
         let held = held.clone();
@@ -395,8 +395,10 @@ pub async fn w34_responses_after_a_claim_have_the_operation_id_if_there_is_a_sec
                 held.pass().await;
             }
             let mut response = reply(if path == "/fails" { 500 } else { 201 }, "");
-            let forged = http::HeaderValue::from_static("of-the-service");
-            response.headers_mut().insert("idempotency-operation-id", forged);
+            if is_protected {
+                let forged = http::HeaderValue::from_static("of-the-service");
+                response.headers_mut().insert("idempotency-operation-id", forged);
+            }
             response
         }
     });

@@ -57,6 +57,7 @@ fn check(
         CONNECTION,
         HeaderName::from_static("keep-alive"),
         HeaderName::from_static("idempotency-replayed"),
+        HeaderName::from_static("idempotency-operation-id"),
     ];
     if replayed == "true" && cookies == Cookies::Drop {
         assert!(!answer.headers.contains_key(SET_COOKIE), "{name}");
