@@ -2,5 +2,4 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a failure here is a failed test")]
 
 mod calls;
-mod jobs;
 mod postgres;

@@ -20,7 +20,9 @@ fn at(
 ) -> Upstream {
     let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
     let origin = Origin { secure: false, authority };
-    let connect = ConnectOptions { protocol, ..ConnectOptions::default() };
+    let second = Duration::from_secs(1);
+    let connect =
+        ConnectOptions { protocol, tls: None, timeout: 5 * second, idle: second, fresh: false };
     Upstream::new(origin, timeout, concurrent, connect)
 }
 
