@@ -398,12 +398,8 @@ impl Writer {
                 }
                 true
             }
-            BatchEnd::Failed { jobs, error } => {
-                self.fail(jobs, error, |error| StoreError::unavailable(error))
-            }
-            BatchEnd::Ambiguous { jobs, error } => {
-                self.fail(jobs, error, |error| StoreError::ambiguous(error))
-            }
+            BatchEnd::Failed { jobs, error } => self.fail(jobs, error, StoreError::unavailable),
+            BatchEnd::Ambiguous { jobs, error } => self.fail(jobs, error, StoreError::ambiguous),
         }
     }
 
