@@ -365,6 +365,10 @@ fn claims_on_a_frozen_server_block_no_key(server: &impl Server) {
     let more = ["--store", &*store, "--on-unknown", "block", "--store-timeout", "1s"];
     let gateway = Gateway::logged(upstream.address, folder.path(), &more);
     let key = |at: usize| format!("key-{at}");
+    // A connection is open then that a claim can use.
+    let first = send(gateway.address, "first", "x");
+    upstream.next().answer("201 Created", "done");
+    assert_eq!(receive(&first).unwrap().status, 201);
     server.freeze();
     let begun = Instant::now();
     // Half of the clients go away, the others hear within the time-out that the store does.
