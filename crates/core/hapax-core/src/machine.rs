@@ -35,6 +35,9 @@
 //! *Once settled*: without `force` an operator's *did not happen* is rejected while the request
 //! [may still execute](may_execute_until).
 //!
+//! *Without a retry* a hook is [announced](Announcement) for the undecided record of one execution, named by its fence,
+//! and its verdict concludes it. This claims nothing, so nothing executes: after *did not happen* the key is released.
+//!
 //! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so a process with a laxer
 //! configuration does not weaken the guarantee of another process.
 
@@ -43,6 +46,7 @@ mod operator;
 mod quarantine;
 mod release;
 mod settle;
+mod unretried;
 
 use std::fmt;
 use std::time::Duration;
@@ -55,12 +59,13 @@ use self::operator::{amend, by_operator};
 pub use self::quarantine::ClaimQuarantine;
 use self::quarantine::{after_lost_requests, quarantined};
 use self::release::{fingerprint_by, redirect_of, redirected, released, withdrawn};
-use self::settle::with_end;
 pub use self::settle::{SETTLE_MARGIN, may_execute_until};
+pub use self::unretried::Announcement;
+use self::unretried::{announce, called};
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::record::{LeaseId, OnUnknown, Outcome, Record, RecordState, Terms, WriteId};
-use crate::store::{Draft, Snapshot, Stamp, StoredRecord};
+use crate::store::{Draft, Snapshot, StoredRecord};
 
 /// Event that may change a record.
 #[derive(Clone, Debug)]
@@ -79,6 +84,15 @@ pub enum Event<'a> {
         terms: Terms,
         /// The claimer's settle time, as in [`ClaimEvent`].
         settle: Option<Duration>,
+        /// The verdict.
+        verdict: Verdict,
+    },
+    /// A call of a hook without a retry: [`Step::Write`] announces it in the record.
+    Announce(Announcement),
+    /// The verdict of a hook that was called after the write `announced`, without a retry that could execute.
+    Conclude {
+        /// Write id of that write: the verdict counts only while the record has it.
+        announced: WriteId,
         /// The verdict.
         verdict: Verdict,
     },
@@ -259,7 +273,7 @@ pub enum Step {
         /// Time after which another claim may succeed.
         remaining: Duration,
     },
-    /// Owner, verdict, operator, amendment: write this.
+    /// Owner, announcement, verdict, operator, amendment: write this.
     Write(Draft),
     /// Owner, operator: the record has this state already.
     Recorded,
@@ -267,18 +281,20 @@ pub enum Step {
     Lost,
     /// Owner: the record of its generation is gone; its result may have been stored before.
     Gone,
-    /// Operator, amendment, claim that adopts: there is no record.
+    /// Operator, announcement, amendment, claim that adopts: there is no record.
     NotFound,
-    /// Operator: rejected, as the record is in flight or done and the decision does not force that.
+    /// Operator: rejected, as the record is in flight or done and the decision does not force that. Announcement: the
+    /// record is in flight, or its policy does not call a hook.
     Rejected,
-    /// Operator: rejected, as the request may still execute until this time of the store's clock.
+    /// Operator: rejected, as the request may still execute until this time of the store's clock. Announcement: the hook
+    /// may be called from this time.
     MayExecute {
         /// The time.
         until: Timestamp,
     },
     /// Operator: rejected, as the record is that of a saga, whose checkpoint would be lost.
     Saga,
-    /// Verdict, operator, amendment: the record has changed since it was read.
+    /// Announcement, verdict, operator, amendment: the record has changed since it was read.
     Changed,
 }
 
@@ -305,8 +321,10 @@ pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
         Event::Claim(event) => claim(seen, &standing, event),
         Event::Owner(owner, action) => by_owner(&standing, *owner, action),
         Event::Reconciled { announced, lease_id, terms, settle, verdict } => {
-            by_hook(&standing, *announced, (*lease_id, *terms, *settle), verdict)
+            by_hook(&standing, *announced, Some((*lease_id, *terms, *settle)), verdict)
         }
+        Event::Announce(announcement) => announce(seen.now, &standing, announcement),
+        Event::Conclude { announced, verdict } => by_hook(&standing, *announced, None, verdict),
         Event::Resolve(resolve) => by_operator(seen.now, &standing, resolve),
         Event::Amend(amendment) => amend(&standing, amendment),
     }
@@ -415,8 +433,11 @@ fn by_policy(
     reconcile_from: Option<Timestamp>,
     event: &ClaimEvent<'_>,
 ) -> Step {
+    let lost_until = |hook: HookTiming| {
+        after_lost_requests(now, stored, event.quarantine, event.terms.lease, hook)
+    };
     let reconcile_from =
-        reconcile_from.map(|from| from.max(after_lost_requests(now, stored, event)));
+        reconcile_from.map(|from| from.max(event.hook.map_or(now, lost_until)));
     match stored.record.terms.on_unknown.max(event.terms.on_unknown) {
         OnUnknown::Block => Step::Unknown { reconcile_in: None },
         OnUnknown::Reexecute => {
@@ -424,18 +445,7 @@ fn by_policy(
         }
         OnUnknown::Reconcile => match (event.hook, reconcile_from) {
             (Some(hook), Some(from)) if from <= now && event.may_reconcile => {
-                Step::Reconcile(Draft {
-                    record: Record {
-                        state: RecordState::Unknown { seen: seen.clone(), reconciling: true },
-                        extensions: with_end(stored),
-                        ..stored.record.clone()
-                    },
-                    // The lease id stays: the owner's own late outcome still counts.
-                    stamp: Stamp::Keep,
-                    lease: hook.timeout,
-                    keep: keep_unfinished(&stored.record.terms)
-                        .map(|keep| keep.saturating_add(hook.timeout)),
-                })
+                Step::Reconcile(called(stored, seen, hook))
             }
             (_, from) => {
                 Step::Unknown { reconcile_in: event.hook.and(from).map(|from| from.since(now)) }
@@ -516,7 +526,7 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
 fn by_hook(
     standing: &Standing<'_>,
     announced: WriteId,
-    claimer: Claimer,
+    claimer: Option<Claimer>,
     verdict: &Verdict,
 ) -> Step {
     let Standing::Unknown(stored, state) = standing else { return Step::Changed };
@@ -525,7 +535,11 @@ fn by_hook(
     }
     match verdict {
         Verdict::Happened(outcome) => Step::Write(done(&stored.record, outcome, None)),
-        Verdict::DidNotHappen => Step::Execute(takeover(stored, claimer)),
+        Verdict::DidNotHappen => match claimer {
+            Some(claimer) => Step::Execute(takeover(stored, claimer)),
+            // The hook's promise is about this fence, and the next claim has a larger one.
+            None => Step::Write(released(&stored.record, Duration::ZERO)),
+        },
         Verdict::CannotSay => Step::Write(unknown(&stored.record, state.seen.clone())),
     }
 }

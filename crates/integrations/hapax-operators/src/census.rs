@@ -33,7 +33,7 @@ const MOST_ROUTES: usize = 1_000;
 
 /// Records of a page: of a walk in the background, and of a walk without pauses.
 const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(31);
-const LARGE_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+pub(crate) const LARGE_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 
 /// Pauses after each page, and between two walks.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
@@ -138,6 +138,26 @@ impl Census {
         CensusList { keys, more, as_of: known.as_of.map(rfc3339) }
     }
 
+    /// Returns listed records under [`OnUnknown::Reconcile`] that have a rank: at most `limit`, those of the lowest rank
+    /// and the oldest first.
+    #[must_use]
+    pub fn reconcilable(
+        &self,
+        limit: usize,
+        mut rank: impl FnMut(&OperationId, &RecordView) -> Option<u32>,
+    ) -> Vec<(OperationId, RecordView)> {
+        let known = self.lock();
+        let listed = known.entries.iter().filter_map(|(id, CensusEntry { view, .. })| {
+            let reconciles = view.on_unknown == OnUnknown::Reconcile.as_str();
+            let rank = if reconciles { rank(id, view) } else { None }?;
+            Some((rank, view.fence, id, view))
+        });
+        let mut listed: Vec<_> = listed.collect();
+        listed.sort_by_key(|(rank, fence, id, _)| (*rank, *fence, **id));
+        listed.truncate(limit);
+        listed.into_iter().map(|(_, _, id, view)| (*id, view.clone())).collect()
+    }
+
     /// Walks again and again, until the census is dropped.
     pub(crate) async fn run(this: Weak<Self>, store: Arc<dyn Inspect>) {
         loop {
@@ -155,11 +175,12 @@ impl Census {
         }
     }
 
-    /// Reads all records once, with pauses or without.
+    /// Reads all records once, with pauses or without. [`OperatorsBuilder::build`](crate::OperatorsBuilder::build) does so
+    /// again and again. If the future is dropped, the records that were read until then are listed.
     ///
     /// # Errors
     /// [`StoreError`]; the records that were read until then are listed.
-    pub(crate) async fn walk(&self, store: &dyn Inspect, pause: bool) -> Result<(), StoreError> {
+    pub async fn walk(&self, store: &dyn Inspect, pause: bool) -> Result<(), StoreError> {
         let (mut place, mut began) = (Cursor::default(), None);
         let walk = {
             let mut known = self.lock();
@@ -377,5 +398,29 @@ mod tests {
         };
         here.resolve(id, resolve).await.unwrap();
         assert_eq!(census.undecided().unknown, 0);
+    }
+
+    #[tokio::test]
+    async fn reconcilable_records_are_those_of_the_lowest_rank_and_the_oldest_up_to_a_limit() {
+        let clock = Arc::new(hapax_testkit::ManualClock::default());
+        let store = MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, Default::default());
+        let (store, census) = (Arc::new(store), Arc::new(Census::default()));
+        let engine = engine(census.watch(Arc::clone(&store) as Arc<dyn Store>));
+        for key in ["a", "b", "c", "d"] {
+            clock.advance(Duration::from_millis(1));
+            claim(&engine, key, OnUnknown::Reconcile).await.abandon(None).await.unwrap();
+        }
+        claim(&engine, "blocked", OnUnknown::Block).await.abandon(None).await.unwrap();
+        let id = |key: &str| engine.operation_id(&Scope::shared(), &Key::new(key).unwrap());
+        let rank = |it: &OperationId, _: &RecordView| match it {
+            it if *it == id("a") => Some(1),
+            it if *it == id("c") => None,
+            _ => Some(0),
+        };
+        for (limit, expected) in [(2, &["b", "d"][..]), (9, &["b", "d", "a"])] {
+            let listed: Vec<_> =
+                census.reconcilable(limit, rank).into_iter().map(|(id, _)| id).collect();
+            assert_eq!(listed, expected.iter().map(|key| id(key)).collect::<Vec<_>>());
+        }
     }
 }

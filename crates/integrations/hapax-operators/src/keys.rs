@@ -32,7 +32,7 @@ use tokio::time::timeout;
 use crate::audit::{Audit, AuditCase, AuditStage, Decider};
 use crate::register::QuarantineError;
 pub use groups::{UndecidedGroup, UndecidedGroups};
-pub use list::{ListQuery, RecordList};
+pub use list::{ListQuery, RecordList, UndecidedPage};
 pub use time::rfc3339;
 use verdict::resolution;
 pub(crate) use view::id_or_none;

@@ -67,7 +67,7 @@ pub use census::{Census, Undecided};
 pub use keys::{
     CallerView, Decision, ListQuery, OperationDescription, OperatorError, OperatorRecords,
     OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, UndecidedGroup,
-    UndecidedGroups, rfc3339,
+    UndecidedGroups, UndecidedPage, rfc3339,
 };
 pub use log_file::open_log;
 pub use register::{

@@ -26,7 +26,7 @@ pub use cors::{Cors, CorsHeaders, Origins};
 pub use error::{ConfigError, NamesSettings};
 pub use lookup::RouteMatch;
 pub(crate) use policy::{ANSWER, ResolvedPolicy};
-pub use policy::{PolicyConfig, ScopeConfig};
+pub use policy::{PolicyConfig, ReconcileAuthorization, ScopeConfig};
 pub use route::{RouteConfig, RouteMode};
 pub(crate) use settings::changed;
 pub use settings::{
@@ -69,6 +69,11 @@ pub struct Config {
     /// File of the secrets, in the format of [`KeyRing`](hapax_core::KeyRing). A `file:` store
     /// creates its own next to it.
     pub secret_file: Option<PathBuf>,
+    /// Interval at which operations whose outcome is unknown are reconciled without a retry; zero for never. Default
+    /// 60 s.
+    pub reconcile_every: Duration,
+    /// Largest number of operations that are reconciled without a retry in an interval. Default 256.
+    pub reconcile_limit: usize,
     /// Forward authorisation of requests with a key, before they are executed or replayed. Default:
     /// none; then a replay checks no credentials.
     pub auth: Option<ForwardAuth>,
@@ -204,6 +209,8 @@ impl Config {
             namespace: None,
             cache: None,
             secret_file: None,
+            reconcile_every: Duration::from_secs(60),
+            reconcile_limit: 256,
             auth: None,
             store_timeout: Duration::from_secs(2),
             store_wait: Duration::from_secs(30),

@@ -1,6 +1,7 @@
 //! Start, reload and shutdown of a gateway.
 
 mod reload;
+mod task;
 mod user;
 
 use std::io;
@@ -19,21 +20,21 @@ use hapax_operators::{
 use hapax_proxy::tls::{AllCertificates, ReadCertificates, TlsError};
 use hapax_proxy::{ConnectOptions, ListenerConfig, Shutdown, ShutdownPhase, listener};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::access::AccessLog;
 use crate::admin::{self, Admin};
 use crate::budget::{self, MemoryPlan};
-use crate::config::{Config, ConfigError, ResolvedConfig, Transport};
+use crate::config::{Config, ConfigError, ReconcileAuthorization, ResolvedConfig, Transport};
 use crate::handler::RequestHandler;
 use crate::housekeeping::housekeeping;
 use crate::metrics::Metrics;
-use crate::reconcile;
+use crate::reconcile::{self, BackgroundReconciler, UnretriedReconciler};
 use crate::snapshot::{CurrentConfig, SharedResources};
 use crate::store::{MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener, StoreUrl};
 pub use reload::ReloadError;
 use reload::ReloadState;
+use task::Task;
 
 /// Requests to the upstream that may be in progress for each connection: its own, and one of a client
 /// that has disconnected.
@@ -64,6 +65,8 @@ pub struct RunningGateway {
     listener: Task,
     admin: Option<Task>,
     housekeeping: Task,
+    /// The reconciliation without retries, if it is on.
+    reconciling: Option<Task>,
     /// The entry in the register of the store, and the task that keeps it.
     user: RegisteredUser,
     registered: Task,
@@ -275,12 +278,17 @@ impl RunningGateway {
         tracing::info!(requests = self.shutdown.active_requests(), "draining");
         self.shutdown.enter(ShutdownPhase::Draining);
         let (shutdown, engine) = (self.shutdown.clone(), self.engine.clone());
+        let reconciling = self.reconciling.take();
         // Their outcomes may be in memory only: ended here, the process would lose them.
         let idle = || {
-            let stats = engine.stats();
-            shutdown.active_requests() == 0 && stats.in_flight == 0 && stats.deferred == 0
+            let (stats, reconciling) = (engine.stats(), reconciling.as_ref());
+            shutdown.active_requests() == 0
+                && stats.in_flight == 0
+                && stats.deferred == 0
+                && reconciling.is_none_or(|task| task.0.is_finished())
         };
         let in_time = listener::settled(self.reloading.drain_timeout(), idle).await;
+        drop(reconciling);
         let mut ended = ShutdownReport::default();
         if !in_time {
             ended.cut_off = shutdown.active_requests().max(engine.stats().in_flight);
@@ -313,26 +321,6 @@ impl RunningGateway {
         self.opened.close().await;
         tracing::info!(cut_off = ended.cut_off, not_recorded = ended.not_recorded, "ended");
         ended
-    }
-}
-
-/// A task that is aborted when this value is dropped.
-#[derive(Debug)]
-struct Task(JoinHandle<()>);
-
-impl Task {
-    async fn join(&mut self, limit: Duration) {
-        if timeout(limit, &mut self.0).await.is_err() {
-            self.0.abort();
-            // It ends at its next await.
-            (&mut self.0).await.ok();
-        }
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -442,7 +430,23 @@ async fn run(
         trimmed: vec![IDEMPOTENCY_KEY],
     };
     let local_addr = local_addr(&data)?;
+    let reconciler = Arc::new(UnretriedReconciler {
+        layer: resources.layer.clone(),
+        current: Arc::clone(&current),
+        metrics: Arc::clone(&metrics),
+    });
+    let every = config.reconcile_every;
+    let reconciling = BackgroundReconciler {
+        reconciler: Arc::clone(&reconciler),
+        census: Arc::clone(&census),
+        // The operators' API makes it walk.
+        walked: config.admin.is_none().then(|| Arc::clone(&opened.store)),
+        shutdown: shutdown.clone(),
+        every,
+        limit: config.reconcile_limit,
+    };
     let admin = Arc::new(Admin {
+        reconciler,
         opened: opened.clone(),
         engine: engine.clone(),
         metrics: Arc::clone(&metrics),
@@ -474,6 +478,7 @@ async fn run(
             Arc::clone(&resources.upstreams),
             certificates.clone(),
         ))),
+        reconciling: (!every.is_zero()).then(|| Task(tokio::spawn(reconciling.run()))),
         registered: Task(tokio::spawn({
             let user = user.clone();
             async move { user.refresh().await }
@@ -576,7 +581,9 @@ fn warn(config: &Config, opened: &OpenStore) {
         tracing::warn!("the store is not reached over TLS: use rediss://, or sslmode=require");
     }
     let secret = config.secret_file.clone().or_else(|| config.store.secret_file());
-    for path in secret.into_iter().chain(config.token_file()) {
+    let credentials = config.policies().filter_map(|policy| policy.reconcile_authorization.clone());
+    let credentials = credentials.filter_map(ReconcileAuthorization::into_file);
+    for path in secret.into_iter().chain(config.token_file()).chain(credentials) {
         if is_open_to_others(&path) {
             tracing::warn!(path = %path.display(), "other users can read this secret: chmod 600 it");
         }

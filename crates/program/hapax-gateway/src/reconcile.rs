@@ -1,6 +1,10 @@
 //! Reconciliation: requests to a service about the outcome of an operation.
 
+mod background;
+mod backoff;
+mod hook;
 mod probe;
+mod unretried;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,7 +21,9 @@ use hapax_http::server::{Reconcile, ReconcileRequest, ReconciledResponse, ScopeP
 use hapax_http::stored_response::bodiless;
 use hapax_proxy::headers::X_FORWARDED_HOST;
 use hapax_proxy::{ConnectOptions, Origin, ReceivedBody, Upstream, UpstreamError};
-use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::header::{
+    AUTHORIZATION, CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue,
+};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
@@ -26,7 +32,10 @@ use tokio::time::{Instant, timeout};
 
 use crate::config::ANSWER;
 use crate::metrics::{ReconcileResult, RouteCounts};
+pub(crate) use background::{BackgroundReconciler, NotRequestedCounts};
+pub(crate) use hook::{hook_name, hostname};
 pub(crate) use probe::{finding, warn_of};
+pub(crate) use unretried::{NotRequested, UnretriedReconciler};
 
 /// Value of `Idempotency-Outcome` by which a 404 confirms that the operation did not happen. A 404
 /// without it confirms nothing: routers and proxies answer it for unknown paths.
@@ -156,7 +165,12 @@ impl ReconcileClient {
         request
     }
 
-    async fn fetch(&self, undecided: &ReconcileRequest) -> ReconcileReply {
+    /// Requests the outcome of an operation. `authorization` replaces that of the retry.
+    async fn fetch(
+        &self,
+        undecided: &ReconcileRequest,
+        authorization: Option<&HeaderValue>,
+    ) -> ReconcileReply {
         let mut request = self.request();
         let headers = request.headers_mut();
         let mut cookies = Vec::new();
@@ -176,6 +190,9 @@ impl ReconcileClient {
             && !cookies.is_empty()
         {
             headers.entry(COOKIE).or_insert(value);
+        }
+        if let Some(value) = authorization {
+            headers.insert(AUTHORIZATION, value.clone());
         }
         headers.insert(IDEMPOTENCY_FENCE, undecided.fence.get().into());
         headers.insert(IDEMPOTENCY_ATTEMPT, undecided.attempt.into());
@@ -228,6 +245,8 @@ pub(crate) struct RouteReconciler {
     /// The route's name.
     pub(crate) route: Arc<str>,
     pub(crate) counts: Arc<RouteCounts>,
+    /// `Authorization` of requests without a retry.
+    pub(crate) authorization: Option<HeaderValue>,
 }
 
 impl Reconcile for RouteReconciler {
@@ -235,9 +254,14 @@ impl Reconcile for RouteReconciler {
         &self,
         undecided: ReconcileRequest,
     ) -> BoxFuture<'static, Verdict<ReconciledResponse>> {
-        let Self { reconciler, route, counts } = self.clone();
+        let Self { reconciler, route, counts, authorization } = self.clone();
         Box::pin(async move {
-            let reply = reconciler.fetch(&undecided).await;
+            let without_retry = unretried::is_without_retry(&undecided);
+            if without_retry {
+                counts.reconciles_without_retry();
+            }
+            let authorization = authorization.as_ref().filter(|_| without_retry);
+            let reply = reconciler.fetch(&undecided, authorization).await;
             counts.reconciled(reply.verdict());
             match reply {
                 ReconcileReply::Happened(response, trailers) => {

@@ -5,6 +5,7 @@ mod operators;
 mod quarantine;
 mod releases;
 mod sagas;
+mod unretried;
 
 use std::time::Duration;
 

@@ -71,6 +71,7 @@ mod layer;
 mod observe;
 mod policy;
 mod protect;
+mod reconcile;
 mod redirect;
 mod response_info;
 mod scope;
@@ -86,6 +87,7 @@ pub use policy::{
     ClassifyFn, CompletionOutage, KeyRule, Reconcile, ReconcileRequest, ReconciledResponse,
     RouteError, RouteOptions, RoutePolicy, StoreOutage, TargetFn,
 };
+pub use reconcile::UnretriedRequest;
 pub use response_info::{ResponseInfo, ResponseSource};
 pub use scope::{CookieName, InvalidScopePart, MissingScope, ScopeError, ScopePart, ScopeSource};
 pub use service::IdempotencyService;

@@ -138,6 +138,18 @@ pub struct OperationDescription {
     /// The headers of its scope.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caller: Vec<CallerView>,
+    /// The namespace of its service; like the fields below only if it can be reconciled without a retry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The keyed hash of the name of its route's hook.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hook: Option<String>,
+    /// Whether it is a request of gRPC.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub grpc: bool,
+    /// Whether `caller` lacks values, or values that are no credentials.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
     /// The value of its `traceparent` header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,

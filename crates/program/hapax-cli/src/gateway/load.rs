@@ -50,7 +50,10 @@ impl GatewayArgs {
         let config = Config::read(&given).map_err(|error| sources.failure(&error))?;
         crate::logging::filter(&config.log.level)
             .map_err(|what| sources.failure_of("log_level", what))?;
-        config.check().map_err(|error| sources.failure(&error))?;
+        config.check().map_err(|error| {
+            let failure = sources.failure(&error);
+            if error.may_end() { failure.may_end() } else { failure }
+        })?;
         Ok(Loaded { config, sources })
     }
 }

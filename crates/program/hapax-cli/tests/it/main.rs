@@ -25,6 +25,7 @@ mod load;
 mod messages;
 mod missing;
 mod quarantine;
+mod reconciled;
 mod reload;
 mod rotation;
 mod saga;

@@ -1,6 +1,10 @@
 //! Policies of requests, of the whole gateway or of a route.
 
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, Read};
 use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hapax_core::machine::HookTiming;
@@ -14,7 +18,7 @@ use hapax_http::statuses::StatusLists;
 use hapax_http::stored_response::hop_by_hop;
 use hapax_proxy::Origin;
 use http::uri::PathAndQuery;
-use http::{HeaderName, Method, Uri};
+use http::{HeaderName, HeaderValue, Method, Uri};
 use tower_http::cors::CorsLayer;
 
 use super::cors::Cors;
@@ -53,6 +57,9 @@ pub struct PolicyConfig {
     /// URL that answers whether an operation happened, `http://HOST[:PORT]/PATH`; for
     /// [`OnUnknown::Reconcile`].
     pub reconcile_url: Option<Uri>,
+    /// Credentials of reconcile requests without a retry. Default: unknown, and operations of callers that credentials
+    /// name are reconciled by retries only.
+    pub reconcile_authorization: Option<ReconcileAuthorization>,
     /// Classification of statuses. Default [`Profile::Standard`].
     pub profile: Profile,
     /// Statuses that are classified differently from the profile. Default: none.
@@ -101,6 +108,7 @@ impl Default for PolicyConfig {
             in_flight: InFlight::Reject,
             on_unknown,
             reconcile_url: None,
+            reconcile_authorization: None,
             profile: Profile::Standard,
             statuses: StatusLists::default(),
             store_outage: StoreOutage::Closed,
@@ -124,12 +132,21 @@ pub(crate) struct ResolvedPolicy {
     pub(crate) callers: ScopeConfig,
     pub(crate) missing: MissingScope,
     pub(crate) reconcile: Option<(Origin, PathAndQuery)>,
+    /// `Authorization` of reconcile requests without a retry; `None` if it is unknown.
+    pub(crate) authorization: Option<UnretriedAuthorization>,
     pub(crate) policy: Policy,
     pub(crate) cors: Option<CorsLayer>,
 }
 
+/// The `Authorization` of reconcile requests without a retry, in place of a caller's credentials.
+#[derive(Clone, Debug)]
+pub(crate) struct UnretriedAuthorization(pub(crate) Option<HeaderValue>);
+
 /// Longest retention: a longer one is a typing error, and times would overflow.
 const MAX_RETENTION: Duration = Duration::from_secs(3653 * 86_400);
+
+/// Longest value of an `Authorization` header, in bytes.
+const MAX_AUTHORIZATION: u64 = 8 << 10;
 
 /// Time within which a reconcile URL must answer.
 pub(crate) const ANSWER: Duration = Duration::from_millis(4_500);
@@ -144,6 +161,17 @@ impl PolicyConfig {
         if reconcile.is_some() && !self.reconciles(config) {
             return Err(ConfigError::ReconcileUrlUnused);
         }
+        if self.reconcile_authorization.is_some()
+            && config.policies().all(|policy| policy.on_unknown != OnUnknown::Reconcile)
+        {
+            return Err(ConfigError::ReconcileAuthorizationUnused);
+        }
+        let authorization = match &self.reconcile_authorization {
+            Some(ReconcileAuthorization::File(path)) => Some(Some(authorization(path)?)),
+            Some(ReconcileAuthorization::Nothing) => Some(None),
+            None => None,
+        };
+        let authorization = authorization.map(UnretriedAuthorization);
         if self.methods.is_empty() {
             return Err(ConfigError::NoMethods);
         }
@@ -194,7 +222,7 @@ impl PolicyConfig {
         let sent: Vec<_> = std::iter::once(key).chain(named).collect();
         let cors = self.cors.as_ref().map(|cors| cors.resolve(&self.methods, &sent)).transpose()?;
         let policy = self.engine(reconcile.is_some())?;
-        Ok(ResolvedPolicy { callers, missing, policy, reconcile, cors })
+        Ok(ResolvedPolicy { callers, missing, policy, reconcile, authorization, cors })
     }
 
     /// Returns whether the reconcile URL is used: by this policy, or by a route that inherits it.
@@ -273,6 +301,44 @@ fn reconcile_target(uri: &Uri) -> Result<(Origin, PathAndQuery), ConfigError> {
     let origin = Origin::of(uri).ok_or(ConfigError::ReconcileTarget)?;
     let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     Ok((origin, path))
+}
+
+/// Reads the value of an `Authorization` header from a file, without the end of its line.
+fn authorization(path: &Path) -> Result<HeaderValue, ConfigError> {
+    let unusable = |reason: &dyn Display, is_missing| {
+        let (path, reason) = (path.display().to_string(), reason.to_string());
+        ConfigError::ReconcileAuthorization { path, reason, is_missing }
+    };
+    let failed = |error: io::Error| unusable(&error, error.kind() == io::ErrorKind::NotFound);
+    let mut text = String::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(MAX_AUTHORIZATION + 1).read_to_string(&mut text).map_err(failed)?;
+    let value = HeaderValue::from_str(text.trim_end()).ok().filter(|value| !value.is_empty());
+    let Some(mut value) = value.filter(|_| text.len() as u64 <= MAX_AUTHORIZATION) else {
+        let reason = "expected one line with the value of an Authorization header, at most 8 KiB, found another content";
+        return Err(unusable(&reason, false));
+    };
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Credentials of reconcile requests without a retry, in place of those of the caller, which no record has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReconcileAuthorization {
+    /// File with the value of `Authorization`.
+    File(PathBuf),
+    /// None: the reconcile URL needs none.
+    Nothing,
+}
+
+impl ReconcileAuthorization {
+    /// Returns the file.
+    pub(crate) fn into_file(self) -> Option<PathBuf> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Nothing => None,
+        }
+    }
 }
 
 /// Source of the caller's name.

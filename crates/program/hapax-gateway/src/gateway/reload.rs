@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_core::{InFlight, OnUnknown};
-use hapax_http::server::StoreOutage;
+use hapax_http::server::{ScopePart, StoreOutage};
 use hapax_operators::{RegisteredUser, UserDifference};
 use http::Method;
 use http::header::COOKIE;
@@ -237,6 +237,17 @@ pub(super) fn warn(config: &Config) {
             tracing::warn!(
                 route,
                 "on_unknown = reexecute: after a crash, a time-out or a 5xx a retry may execute twice"
+            );
+        }
+        let parts = callers(config, policy);
+        let parts = parts.as_ref().map_or(&[][..], ScopeConfig::parts);
+        if policy.on_unknown == OnUnknown::Reconcile
+            && policy.reconcile_authorization.is_none()
+            && parts.iter().any(ScopePart::may_be_credentials)
+        {
+            tracing::warn!(
+                route,
+                "on_unknown = reconcile: records do not have the credentials of callers, so after a crash an operation                  waits for a retry of its client or for an operator; set reconcile_authorization to a file, or to                  \"none\" if the reconcile URL needs no credentials"
             );
         }
         if policy.scope.as_ref().is_some_and(|scope| scope.parts().contains(&COOKIE.into())) {
