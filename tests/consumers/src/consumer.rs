@@ -319,6 +319,14 @@ impl Delivery for FaultyDelivery {
         self.delivery.delay(pause)
     }
 
+    fn return_behind_delayed(&self) -> bool {
+        self.delivery.return_behind_delayed()
+    }
+
+    fn was_delayed(&self) -> bool {
+        self.delivery.was_delayed()
+    }
+
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         if self.acks_first {
             return Box::pin(async { Ok(()) });

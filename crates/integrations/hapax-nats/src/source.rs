@@ -2,24 +2,35 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
 use async_nats::jetstream::context::ConsumerInfoErrorKind;
 use async_nats::jetstream::{AckKind, Context, Message as NatsMessage};
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use futures_util::{Stream, StreamExt as _};
 use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, LogPosition, Message, MessageSource, SourceError, SourceLimits};
 use tokio::time::timeout;
 
+use crate::pending::Pending;
+
 /// Time for the server to answer a request.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for which the server waits with its answer to a request for what is there, if it has messages which it may not deliver.
+const FETCH_WAIT: Duration = Duration::from_secs(1);
 
 /// Time for which the server waits for a message before it answers that there is none.
 const WAIT: Duration = Duration::from_secs(10);
+
+/// Shortest pause for which the server gets a message back.
+const DELAYS_FROM: Duration = Duration::from_secs(1);
 
 /// Rule that finds the order key of a message.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -166,8 +177,9 @@ impl NatsSourceBuilder {
         self
     }
 
-    /// Sets the number of unacknowledged messages of all processes together. Only for a consumer
-    /// that is created here. Default 1000; 1 with an order key.
+    /// Sets the number of unacknowledged messages of all processes together, including those that the server has and
+    /// that wait for their next attempts: while so many fail, no other message is delivered. Only for a consumer
+    /// that is created here. Default 10,000; 1 with an order key.
     pub const fn max_ack_pending(mut self, max: u32) -> Self {
         self.max_ack_pending = Some(max);
         self
@@ -195,7 +207,7 @@ impl NatsSourceBuilder {
         let stream = self.context.get_stream(&self.stream).await;
         let stream = stream.map_err(|error| failed(error.into()))?;
         let is_ordered = self.order_key != NatsOrderKey::None;
-        let default_pending = if is_ordered { 1 } else { 1000 };
+        let default_pending = if is_ordered { 1 } else { 10_000 };
         let config = pull::Config {
             durable_name: Some(self.durable.clone()),
             ack_policy: AckPolicy::Explicit,
@@ -237,9 +249,13 @@ impl NatsSourceBuilder {
             limits = limits.redelivers_for(max_age);
         }
         if is_ordered {
+            // Its one message stays unacknowledged in any case.
             limits = limits.with_order_keys();
+        } else {
+            limits = limits.delays_from(DELAYS_FROM);
         }
-        Ok(NatsSource { consumer, limits, order_key: self.order_key })
+        let pending = Arc::new(Pending::new(consumer.clone()));
+        Ok(NatsSource { consumer, limits, order_key: self.order_key, pending })
     }
 }
 
@@ -281,6 +297,7 @@ pub struct NatsSource {
     consumer: PullConsumer,
     limits: SourceLimits,
     order_key: NatsOrderKey,
+    pending: Arc<Pending>,
 }
 
 impl fmt::Debug for NatsSource {
@@ -314,7 +331,7 @@ impl NatsSource {
     /// Pulls what is there, up to `max`. If that is nothing, waits for one message.
     async fn pull(&self, max: NonZeroUsize) -> Result<Vec<NatsMessage>, SourceError> {
         let present = async {
-            let batch = self.consumer.fetch().max_messages(max.get()).expires(TIMEOUT);
+            let batch = self.consumer.fetch().max_messages(max.get()).expires(FETCH_WAIT);
             collect(batch.messages().await.map_err(SourceError::new)?).await
         };
         let present = timeout(TIMEOUT * 2, present).await.map_err(|_| no_reply(TIMEOUT * 2))??;
@@ -325,7 +342,13 @@ impl NatsSource {
             let batch = self.consumer.batch().max_messages(1).expires(WAIT);
             collect(batch.messages().await.map_err(SourceError::new)?).await
         };
-        timeout(WAIT + TIMEOUT, next).await.map_err(|_| no_reply(WAIT + TIMEOUT))?
+        let next = pin!(timeout(WAIT + TIMEOUT, next));
+        // Beside the pull, which neither waits for it nor fails with it.
+        let next = match select(next, pin!(self.pending.read_if_due())).await {
+            Either::Left((next, _)) => next,
+            Either::Right(((), next)) => next.await,
+        };
+        next.map_err(|_| no_reply(WAIT + TIMEOUT))?
     }
 
     fn delivery(&self, message: NatsMessage) -> Result<NatsDelivery, SourceError> {
@@ -357,11 +380,13 @@ impl NatsSource {
         if let Some(key) = key {
             received = received.with_key(key);
         }
-        Ok(NatsDelivery { message, received, is_redelivery })
+        let pending = Arc::clone(&self.pending);
+        let is_delayed = AtomicBool::new(false);
+        Ok(NatsDelivery { message, received, is_redelivery, is_delayed, pending })
     }
 }
 
-fn no_reply(within: Duration) -> SourceError {
+pub(crate) fn no_reply(within: Duration) -> SourceError {
     SourceError::new(format!(
         "expected a reply of the NATS server within {within:?}, found none: check that it runs and can \
          be reached"
@@ -397,19 +422,25 @@ impl MessageSource for NatsSource {
                 for message in self.pull(max).await? {
                     deliveries.push(Arc::new(self.delivery(message)?));
                 }
+                if deliveries.iter().any(|delivery| !delivery.is_redelivery()) {
+                    self.pending.note_first_delivery();
+                }
                 if !deliveries.is_empty() {
                     return Ok(deliveries);
                 }
                 // A pull that the server does not answer ends like one without messages: check the
                 // server.
-                let answered = timeout(TIMEOUT, self.consumer.get_info()).await;
-                answered.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)?;
+                self.pending.read().await?;
             }
         })
     }
 
     fn limits(&self) -> SourceLimits {
         self.limits
+    }
+
+    fn full_limit(&self) -> Option<String> {
+        self.pending.full_limit()
     }
 }
 
@@ -418,6 +449,9 @@ struct NatsDelivery {
     message: NatsMessage,
     received: Message,
     is_redelivery: bool,
+    /// Whether the server has the message back. A hold would replace the pause.
+    is_delayed: AtomicBool,
+    pending: Arc<Pending>,
 }
 
 impl Delivery for NatsDelivery {
@@ -438,10 +472,30 @@ impl Delivery for NatsDelivery {
     }
 
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
-        // Never a negative acknowledgement: the server counts those as deliveries.
+        // A negative acknowledgement would deliver it again.
         Box::pin(async move {
+            if self.is_delayed.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             let held = timeout(TIMEOUT, self.message.ack_with(AckKind::Progress)).await;
             held.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
+        })
+    }
+
+    /// Returns the message to the server, by a negative acknowledgement with a delay. It stays unacknowledged at the server
+    /// meanwhile: if the negative acknowledgement is lost, the message is delivered again after `ack_wait`. The server counts
+    /// it as a delivery, of which the consumer had no limit when that was last read.
+    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
+        Box::pin(async move {
+            if pause < DELAYS_FROM || !self.pending.may_delay().await {
+                return Ok(false);
+            }
+            self.pending.note_delay(pause);
+            let nak = self.message.ack_with(AckKind::Nak(Some(pause)));
+            let given = timeout(TIMEOUT, nak).await;
+            given.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)?;
+            self.is_delayed.store(true, Ordering::Relaxed);
+            Ok(true)
         })
     }
 }

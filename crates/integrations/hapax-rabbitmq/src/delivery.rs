@@ -13,6 +13,7 @@ use lapin::options::BasicAckOptions;
 use tokio::time::Instant;
 
 use crate::connection::answered;
+use crate::properties;
 use crate::source::{ReceivedMessage, Shared};
 
 /// A message, until it is acknowledged or dropped.
@@ -66,6 +67,7 @@ impl RabbitDelivery {
             return Err(stale());
         };
         source.delay(delivery, &self.message, pause).await?;
+        // Not before: see `delay.rs` for why no message is lost.
         self.send_acknowledgement().await?;
         Ok(true)
     }
@@ -102,6 +104,11 @@ impl Delivery for RabbitDelivery {
 
     fn is_redelivery(&self) -> bool {
         self.is_redelivery
+    }
+
+    fn was_delayed(&self) -> bool {
+        let delivery = self.delivery.as_ref();
+        delivery.is_some_and(|delivery| properties::was_delayed(&delivery.properties))
     }
 
     fn has_ended(&self) -> bool {

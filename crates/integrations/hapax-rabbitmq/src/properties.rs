@@ -166,6 +166,11 @@ pub(crate) fn original_routing_key(delivered: &str, properties: &BasicProperties
     }
 }
 
+/// Returns whether a message comes from a delay queue.
+pub(crate) fn was_delayed(properties: &BasicProperties) -> bool {
+    properties.headers().as_ref().is_some_and(|headers| headers.inner().contains_key(ROUTING_KEY))
+}
+
 /// Returns a header's value as bytes; `None` for tables and void.
 fn header_value(value: &AMQPValue) -> Option<Bytes> {
     let text = match value {

@@ -38,6 +38,11 @@ impl MemoryBudget {
         *self.used.borrow()
     }
 
+    /// Returns whether nothing is received because of the bytes in memory.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.used() >= self.limit.get()
+    }
+
     /// Waits until the budget is not used up. Returns the number of messages to receive, at most `max`.
     pub(crate) async fn free(&self, max: NonZeroUsize) -> NonZeroUsize {
         let mut used = self.used.subscribe();

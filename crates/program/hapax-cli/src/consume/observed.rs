@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_messages::{ConsumerMonitor, ConsumerStats};
+use hapax_messages::{ConsumerMonitor, ConsumerStats, FullLimit};
 
 use super::service::Service;
 use super::source::OpenSource;
@@ -24,6 +24,7 @@ impl Observed for ConsumeMonitor {
     fn metrics(&self) -> Vec<Metric> {
         let stats = self.consumer.stats();
         let failing = self.service.failing_for().unwrap_or_default();
+        let is_full = |limit| f64::from(u8::from(stats.full_limit == Some(limit)));
         let counters = [
             ("consume_received_total", "Messages that were received.", stats.received),
             ("consume_handled_total", "Messages that the service accepted.", stats.handled),
@@ -49,6 +50,11 @@ impl Observed for ConsumeMonitor {
                 stats.held_by_store,
             ),
             (
+                "consume_delayed_total",
+                "Times that a message which waits for its next attempt was returned to the broker, or to the Kafka source.",
+                stats.delayed,
+            ),
+            (
                 "consume_suspects_total",
                 "Messages in progress in a process that died, each of which is handled alone.",
                 stats.suspects,
@@ -69,6 +75,26 @@ impl Observed for ConsumeMonitor {
                 "consume_unacknowledged_bytes",
                 "Bytes of these messages.",
                 stats.unacknowledged_bytes as f64,
+            ),
+            (
+                "consume_waiting",
+                "Unacknowledged messages of this process that wait for their next attempts.",
+                stats.waiting as f64,
+            ),
+            (
+                "consume_max_unacknowledged_full",
+                "1 while nothing else is received because --max-unacknowledged is full of messages that were tried before.",
+                is_full(FullLimit::Unacknowledged),
+            ),
+            (
+                "consume_max_unacknowledged_bytes_full",
+                "1 while that is so of --max-unacknowledged-bytes.",
+                is_full(FullLimit::Bytes),
+            ),
+            (
+                "consume_source_limit_full",
+                "1 while that is so of a limit of the broker or its source, which the log names.",
+                is_full(FullLimit::Source),
             ),
             (
                 "consume_stopped_partitions",
@@ -127,6 +153,14 @@ fn unready(
             stats.without_id
         ));
     }
+    if let Some(limit) = stats.full_limit {
+        let limit = match limit {
+            FullLimit::Unacknowledged => "--max-unacknowledged",
+            FullLimit::Bytes => "--max-unacknowledged-bytes",
+            _ => "a limit of the broker or its source, which the log names,",
+        };
+        return Some(format!("{limit} is full of messages that were tried before\n"));
+    }
     let failing = failing_for.filter(|time| *time >= LATE)?;
     Some(format!("the service has accepted no message for {} s\n", failing.as_secs()))
 }
@@ -153,6 +187,10 @@ mod tests {
         stats.without_id = 3;
         assert_eq!(of(&stats, None), "messages without an id by --id: 3, and none with one yet\n");
         assert_eq!(unready(&stats, None, Some("404"), 0).unwrap(), "404\n");
+        stats.without_id = 0;
+        stats.full_limit = Some(FullLimit::Unacknowledged);
+        let full = "--max-unacknowledged is full of messages that were tried before\n";
+        assert_eq!(of(&stats, None), full);
         stats.store_is_down = true;
         assert_eq!(of(&stats, None), "the store is unavailable\n");
     }

@@ -64,6 +64,66 @@ async fn a_consumer_that_would_lose_messages_is_rejected() {
 }
 
 #[tokio::test]
+async fn a_limit_that_is_full_of_messages_that_wait_is_named_after_a_pull_without_messages() {
+    let server = NatsServer::start().await;
+    let context = context(&server).await;
+    let builder = NatsSource::builder(context.clone(), "ORDERS", "test").max_ack_pending(2);
+    let source = builder.start().await.unwrap();
+    for number in 0..3 {
+        send(&context, number.to_string()).await;
+    }
+    let received = source.receive(MANY).await.unwrap();
+    assert_eq!(received.len(), 2);
+    for delivery in &received {
+        assert!(delivery.delay(Duration::from_secs(60)).await.unwrap());
+    }
+    assert_eq!(source.full_limit(), None);
+    let is_named = async {
+        while source.full_limit().is_none() {
+            let pulled = source.receive(MANY);
+            assert!(tokio::time::timeout(Duration::from_secs(3), pulled).await.is_err());
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), is_named).await.unwrap();
+    assert_eq!(source.full_limit().unwrap(), "max_ack_pending of the consumer test, 2");
+}
+
+#[tokio::test]
+async fn a_message_that_waits_stays_once_the_server_has_a_limit_of_deliveries() {
+    let server = NatsServer::start().await;
+    let context = context(&server).await;
+    let source = start(&context).await;
+    send(&context, "x".to_owned()).await;
+    let stream = context.get_stream("ORDERS").await.unwrap();
+    let found = stream.consumer_info("test").await.unwrap().config;
+    let (mut delays, mut limited) = (0, false);
+    let stays = async {
+        loop {
+            let received = source.receive(MANY).await.unwrap();
+            if !received[0].delay(Duration::from_secs(1)).await.unwrap() {
+                return received[0].acknowledge().await.unwrap();
+            }
+            delays += 1;
+            if !std::mem::replace(&mut limited, true) {
+                let config = pull::Config {
+                    durable_name: Some("test".to_owned()),
+                    ack_policy: AckPolicy::Explicit,
+                    ack_wait: found.ack_wait,
+                    max_ack_pending: found.max_ack_pending,
+                    max_deliver: 1_000,
+                    ..pull::Config::default()
+                };
+                stream.create_consumer(config).await.unwrap();
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), stays).await.unwrap();
+    assert!((1..500).contains(&delays), "{delays}");
+    let info = stream.consumer_info("test").await.unwrap();
+    assert_eq!((info.num_pending, info.num_ack_pending, info.num_redelivered), (0, 0, 0));
+}
+
+#[tokio::test]
 async fn with_order_keys_a_message_that_was_in_progress_comes_before_those_behind_it() {
     let server = NatsServer::start().await;
     let context = context(&server).await;

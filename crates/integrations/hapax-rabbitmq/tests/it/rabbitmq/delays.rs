@@ -57,6 +57,31 @@ async fn a_server_that_blocks_publications_takes_acknowledgements() {
 }
 
 #[tokio::test]
+async fn a_message_in_a_new_delay_queue_survives_a_kill_of_the_server() {
+    let mut server = RabbitMqServer::start().await;
+    let (source, received) = receive(&server, 1).await;
+    assert!(!received[0].was_delayed());
+    // Long enough for the server to end before.
+    assert!(received[0].delay(PAUSE * 4).await.unwrap());
+    // It writes nothing more.
+    server.pause();
+    server.kill().await;
+    server.restart().await;
+    let delayed = async {
+        loop {
+            match source.receive(NonZeroUsize::MIN).await {
+                Ok(received) if received[0].was_delayed() => return received,
+                // A classic queue writes acknowledgements with a delay too.
+                Ok(received) => received[0].acknowledge().await.unwrap(),
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    let delayed = tokio::time::timeout(Duration::from_secs(60), delayed).await.unwrap();
+    assert_eq!(delayed[0].message().header("message-id").unwrap(), "m-0");
+}
+
+#[tokio::test]
 async fn a_message_stays_if_another_queue_has_the_name_of_its_delay_queue() {
     let server = RabbitMqServer::start().await;
     declare(&channel(&server.url()).await, "orders.delay-1s", &[]).await;
