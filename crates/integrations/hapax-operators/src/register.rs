@@ -5,7 +5,8 @@
 //! 2. A process writes its entry about every three seconds. One that has written nothing for ten seconds counts
 //!    as ended; so does one that left.
 //! 3. Processes of one namespace name and compare operations alike; otherwise duplicates that reach two of them
-//!    execute twice. A process that differs from a running one is rejected.
+//!    execute twice. A process that differs from a running one is rejected. So is a process of a consumer that finds the
+//!    ids or order keys of its messages otherwise, or has another namespace.
 //! 4. The register decides nothing about records. A process whose entry is new, has other routes, or has not been
 //!    written for that long writes it only if no process differs that runs or was written later. Until then it executes no
 //!    key without a record. So a process that was paused does not execute beside one with other settings that came after
@@ -15,6 +16,7 @@
 //!    that every running process has confirmed holds for the others too. An exception is an outage of the store of more than
 //!    ten seconds, in which routes with `store_outage = "open"` execute unprotected.
 
+mod difference;
 mod fault;
 mod live;
 mod paths;
@@ -29,6 +31,7 @@ use hapax_core::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use difference::{ConsumerNaming, DifferenceSubject, UserDifference};
 pub use fault::RegisterError;
 use fault::RegisterFault;
 pub use live::{RegisteredUser, StoreRegister};
@@ -74,6 +77,9 @@ pub struct StoreUser {
     pub upstream: Option<String>,
     /// How operations are named and compared, by the path of the route; `*` is any other path.
     pub routes: BTreeMap<String, RouteNaming>,
+    /// How the messages of its consumers are named and ordered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub consumers: Vec<ConsumerNaming>,
     /// Time of its start, in microseconds since 1970, by the clock of the store.
     #[serde(default)]
     pub since: u64,
@@ -108,28 +114,6 @@ pub struct RouteNaming {
     pub later: BTreeMap<String, serde_json::Value>,
 }
 
-/// A difference between two processes of one namespace.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "expected {setting} {theirs} for path {path}, as {name} has it in the namespace {namespace:?} of this store, found \
-     {ours}: requests with one key would execute once in each. Set the same {setting}, or give this service a namespace \
-     of its own; to change {setting}, stop all processes of the namespace first"
-)]
-pub struct UserDifference {
-    /// The other process.
-    pub name: String,
-    /// The namespace.
-    pub namespace: String,
-    /// The path of the route.
-    pub path: String,
-    /// The setting that differs: `scope`, `key_header` or `fingerprint`.
-    pub setting: &'static str,
-    /// The value of this process.
-    pub ours: String,
-    /// The value of the other process.
-    pub theirs: String,
-}
-
 impl StoreUser {
     /// Creates the entry of a process that has no routes yet.
     ///
@@ -144,6 +128,7 @@ impl StoreUser {
             name,
             upstream: None,
             routes: BTreeMap::new(),
+            consumers: Vec::new(),
             since: 0,
             seen: 0,
             every_namespace: false,
@@ -163,11 +148,20 @@ impl StoreUser {
         self.every_namespace || self.namespace == namespace
     }
 
-    /// Returns the difference from `other` that keeps them from sharing records, if both have one namespace. A path
-    /// that only one of them has a route for is the most specific pattern of the other that matches it, or `*`.
+    /// Returns the difference from `other` that keeps them from sharing records, if both have one namespace or one consumer
+    /// at one broker. A path that only one of them has a route for is the most specific pattern of the other that matches
+    /// it, or `*`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Option<UserDifference> {
-        if self.id == other.id || self.namespace != other.namespace {
+        if self.id == other.id {
+            return None;
+        }
+        let of_consumers = difference::of_consumers(self, other);
+        of_consumers.or_else(|| self.difference_of_routes(other))
+    }
+
+    fn difference_of_routes(&self, other: &Self) -> Option<UserDifference> {
+        if self.namespace != other.namespace {
             return None;
         }
         let [of_ours, of_theirs] = [self, other].map(|user| paths::by_meaning(&user.routes));
@@ -184,8 +178,8 @@ impl StoreUser {
             let (setting, ours, theirs) = settings.into_iter().find(|(_, a, b)| a != b)?;
             Some(UserDifference {
                 name: other.name.clone(),
-                namespace: self.namespace.clone(),
-                path: path.clone(),
+                namespace: other.namespace.clone(),
+                subject: DifferenceSubject::Path(path.clone()),
                 setting,
                 ours: ours.clone(),
                 theirs: theirs.clone(),
@@ -254,7 +248,10 @@ impl RegisterContent {
     fn enter(&mut self, user: &StoreUser, now: Timestamp) {
         let age = |it: &StoreUser| now.since(Timestamp::from_micros(it.seen));
         // An ended process that named operations as this one does is of no further use.
-        let is_alike = |it: &StoreUser| it.namespace == user.namespace && it.routes == user.routes;
+        let is_alike = |it: &StoreUser| {
+            let is_same = it.namespace == user.namespace && it.routes == user.routes;
+            is_same && it.consumers == user.consumers
+        };
         self.users.retain(|it| {
             it.id != user.id && age(it) < FORGET && (it.is_running(now) || !is_alike(it))
         });
@@ -293,6 +290,7 @@ mod tests {
             name: format!("gateway {id}"),
             upstream: Some(upstream.to_owned()),
             routes: BTreeMap::from([("*".to_owned(), names)]),
+            consumers: Vec::new(),
             since: 0,
             seen: 0,
             every_namespace: false,
@@ -322,7 +320,8 @@ mod tests {
         more.routes.insert("/other".to_owned(), names);
         for (one, other) in [(&ours, &more), (&more, &ours)] {
             let found = one.difference(other).unwrap();
-            assert_eq!((found.setting, &*found.path), ("key_header", "/other"));
+            let path = DifferenceSubject::Path("/other".to_owned());
+            assert_eq!((found.setting, found.subject), ("key_header", path));
         }
     }
 
@@ -339,7 +338,8 @@ mod tests {
             assert_eq!(one.difference(&other), None, "{ours} {theirs}");
             let other = with("b", theirs, "y-key");
             let found = one.difference(&other).unwrap();
-            assert_eq!((&*found.path, &*found.ours, &*found.theirs), (ours, "x-key", "y-key"));
+            assert_eq!(found.subject, DifferenceSubject::Path(ours.to_owned()));
+            assert_eq!((&*found.ours, &*found.theirs), ("x-key", "y-key"));
         }
         for (ours, theirs) in [("/p/{x}", "/p/{*x}"), ("/p/{x}", "/p/x"), ("/p", "/p/{x}")] {
             let [one, other] = [with("a", ours, "x-key"), with("b", theirs, "x-key")];

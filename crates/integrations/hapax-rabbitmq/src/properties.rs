@@ -5,11 +5,12 @@
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_messages::{Message, OutgoingMessage, PublishError};
+use hapax_messages::{DeadLetter, Message, OutgoingMessage, PublishError};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable, LongString, ShortString};
 
 use crate::connection::short;
+use crate::native;
 
 /// Header with the order key of a message.
 pub(crate) const ORDER_KEY: &str = "message-order-key";
@@ -40,6 +41,9 @@ pub(crate) fn outgoing(
     message: &OutgoingMessage,
     now: Timestamp,
 ) -> Result<BasicProperties, PublishError> {
+    if let Some(native) = message.native.as_ref().and_then(native::decode) {
+        return Ok(redriven(message, &native));
+    }
     let mut properties = BasicProperties::default()
         .with_delivery_mode(PERSISTENT)
         .with_timestamp(now.as_micros() / 1_000_000);
@@ -87,6 +91,22 @@ pub(crate) fn outgoing(
         table.insert(short, value);
     }
     Ok(properties.with_headers(table))
+}
+
+/// Returns the properties of a redriven message: those that it had, its id, and the header with its dead letter. It is
+/// persistent.
+fn redriven(message: &OutgoingMessage, native: &BasicProperties) -> BasicProperties {
+    let redrive = message.headers.iter().filter(|(name, _)| name == DeadLetter::REDRIVE_HEADER);
+    let mut added: Vec<_> = redrive.map(|(name, value)| (&**name, &value[..])).collect();
+    let id = short(message.id.as_str());
+    if id.is_none() {
+        added.push((MESSAGE_ID, message.id.as_str().as_bytes()));
+    }
+    let properties = kept(native, added);
+    match id {
+        Some(id) => properties.with_message_id(id),
+        None => properties,
+    }
 }
 
 fn long_string(bytes: &[u8]) -> AMQPValue {
@@ -191,21 +211,30 @@ fn header_value(value: &AMQPValue) -> Option<Bytes> {
     Some(Bytes::from(text))
 }
 
-/// Returns the properties of a message that goes through a delay queue: those that it had, without the
-/// broker's own headers, its time to live, which is over, and the name of its user, which is not this one;
-/// and with its routing key.
+/// Returns the properties of a message that goes through a delay queue, with its routing key.
 pub(crate) fn delayed(properties: &BasicProperties, routing_key: &str) -> BasicProperties {
+    kept(properties, [(ROUTING_KEY, routing_key.as_bytes())])
+}
+
+/// Returns the properties of a message that is published again: those that it had, without the broker's own headers, its
+/// time to live, which is over, and the name of its user, which is not this one; and with further headers.
+fn kept<'a>(
+    properties: &BasicProperties,
+    added: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+) -> BasicProperties {
     let mut table = FieldTable::default();
     for (name, value) in properties.headers().iter().flatten() {
         if !is_brokers_own(name.as_str()) {
             table.insert(name.clone(), value.clone());
         }
     }
-    table.insert(ROUTING_KEY.into(), long_string(routing_key.as_bytes()));
-    let mut delayed = BasicProperties::default().with_headers(table).with_delivery_mode(PERSISTENT);
+    for (name, value) in added {
+        table.insert(name.into(), long_string(value));
+    }
+    let mut kept = BasicProperties::default().with_headers(table).with_delivery_mode(PERSISTENT);
     macro_rules! keep {
         ($($get:ident $set:ident)*) => {
-            $(if let Some(value) = properties.$get() { delayed = delayed.$set(value.clone()); })*
+            $(if let Some(value) = properties.$get() { kept = kept.$set(value.clone()); })*
         };
     }
     keep! {
@@ -219,7 +248,7 @@ pub(crate) fn delayed(properties: &BasicProperties, routing_key: &str) -> BasicP
         kind with_type
         app_id with_app_id
     }
-    delayed
+    kept
 }
 
 /// Returns about the bytes of a frame of properties.

@@ -5,9 +5,10 @@ use std::error::Error as _;
 use std::sync::{Arc, Weak};
 
 use futures_util::stream::{self, StreamExt as _};
+use hapax_core::Timestamp;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::runtime::Handle;
 
 use super::KafkaStartAt;
@@ -199,6 +200,28 @@ impl Requests {
         self.call(move |consumer| consumer.fetch_watermarks(&topic, number, timeout)).await
     }
 
+    /// Requests the offset of the first record at or after a time; `None` if there is none.
+    async fn offset_at(
+        &self,
+        (topic, number): &PartitionKey,
+        at: Timestamp,
+    ) -> KafkaResult<Option<i64>> {
+        let (topic, number, timeout) = (topic.clone(), *number, self.settings.request_timeout);
+        let millis = i64::try_from(at.as_micros().div_ceil(1000)).unwrap_or(i64::MAX);
+        self.call(move |consumer| {
+            let mut list = TopicPartitionList::new();
+            list.add_partition_offset(&topic, number, Offset::Offset(millis))?;
+            let list = consumer.offsets_for_times(list, timeout)?;
+            let Some(found) = list.find_partition(&topic, number) else { return Ok(None) };
+            found.error()?;
+            Ok(match found.offset() {
+                Offset::Offset(offset) => Some(offset),
+                _ => None,
+            })
+        })
+        .await
+    }
+
     async fn resolve_partition(
         &self,
         number: u64,
@@ -211,10 +234,16 @@ impl Requests {
             return Err(ENDED.to_owned());
         }
         let watermarks = self.watermarks(key).await.map_err(text)?;
+        let is_added = self.shared.lock().is_added(key);
         let first = match (committed, self.settings.start_at) {
             (Some(committed), _) => committed.offset,
             (None, KafkaStartAt::Earliest) => watermarks.0,
+            // Records that are there already were published while this process ran.
+            (None, KafkaStartAt::Latest) if is_added => watermarks.0,
             (None, KafkaStartAt::Latest) => watermarks.1,
+            (None, KafkaStartAt::Time(at)) => {
+                self.offset_at(key, at).await.map_err(text)?.unwrap_or(watermarks.1)
+            }
         };
         let key = key.clone();
         let Some(positions) = &self.settings.positions else {
@@ -272,6 +301,24 @@ impl Requests {
             }
             this.shared.lock().watermarks = Some(checked);
             this.shared.wake_poller();
+        });
+    }
+
+    /// Looks for topics that did not exist.
+    pub(super) fn check_missing(&self, topics: Vec<String>) {
+        let (this, timeout) = (self.clone(), self.settings.request_timeout);
+        self.runtime.spawn(async move {
+            for topic in topics {
+                let requested = topic.clone();
+                let found = this.call(move |consumer| {
+                    let metadata = consumer.fetch_metadata(Some(&requested), timeout)?;
+                    Ok(super::partitions(&metadata, &requested).is_ok())
+                });
+                if matches!(found.await, Ok(true)) {
+                    tracing::info!(topic, "a topic that did not exist is there");
+                    this.shared.lock().missing_topics.retain(|it| *it != topic);
+                }
+            }
         });
     }
 

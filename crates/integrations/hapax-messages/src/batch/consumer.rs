@@ -291,7 +291,8 @@ impl BatchState {
                     continue;
                 }
             };
-            let is_old = self.is_too_old(&delivery);
+            // An operator has decided about a message that was redriven.
+            let is_old = dead_letter.is_none() && self.is_too_old(&delivery);
             let is_suspect = delivery.is_redelivery();
             let item = BatchItem::new(id, delivery).redriven_from(dead_letter).with_slot(slot);
             if is_suspect {
@@ -530,6 +531,7 @@ impl BatchState {
         let consumer = self.inbox.consumer();
         let mut dead_letter =
             DeadLetter::new(consumer, id, message.clone(), reason, error, self.clock.now())
+                .native(delivery.native())
                 .attempts(attempts)
                 .first_at(first_at);
         if !self.source.limits().has_order_keys || !self.has_positions {

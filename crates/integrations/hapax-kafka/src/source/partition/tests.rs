@@ -319,3 +319,64 @@ fn a_log_whose_start_or_end_goes_back_is_unverified_and_one_that_is_too_short_is
     assert_eq!(partition.end_check((7, 9)), Ok(false));
     assert!(partition.is_verified());
 }
+
+#[test]
+fn control_records_are_passed_once_every_record_before_them_is_acknowledged() {
+    let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 8)), (0, 3));
+    partition.accept(0, record(0)).unwrap();
+    partition.pass(3);
+    assert_eq!(partition.next(), 1, "a record is unacknowledged");
+    deliver_one(&mut partition).unwrap();
+    partition.acknowledge(0, 10);
+    partition.pass(3);
+    let passed =
+        Commit { offset: 3, metadata: CommitMetadata::Open { end: 8, handled: Some(identity(0)) } };
+    assert_eq!((partition.next(), partition.commit()), (3, Some(passed)));
+    // Retention may delete the records before, but no further ones.
+    partition.unverify();
+    partition.pass(4);
+    assert!(partition.begin_check());
+    assert_eq!(partition.end_check((3, 3)), Ok(false));
+    assert!(partition.is_verified() && partition.next() == 3);
+    // The position in a database is that of records.
+    partition.accept(5, record(5)).unwrap();
+    let (_, delivered) = deliver_one(&mut partition).unwrap();
+    assert_eq!(delivered.from, 1);
+    // An unconfirmed record is fetched again from where the control records end.
+    partition.acknowledge(5, 10);
+    partition.pass(7);
+    partition.accept(7, record(7)).unwrap();
+    partition.unverify();
+    assert_eq!(partition.next(), 7);
+}
+
+#[test]
+fn a_log_that_lacks_the_record_before_the_committed_offset_is_passed_too() {
+    // The record 2 was handled, and 3 and 4 are control records.
+    let clean = CommitMetadata::Clean { handled: Some(identity(2)) };
+    let stored = Some(Commit { offset: 5, metadata: clean });
+    let mut partition = Partition::new(LIMITS, 1, 5, stored, (0, 7));
+    assert_eq!(partition.fetch_from(), 4);
+    partition.pass(4);
+    assert_eq!((partition.next(), partition.fetch_from()), (5, 4), "it is not fetched yet");
+    partition.pass(7);
+    assert_eq!((partition.next(), partition.fetch_from()), (7, 7));
+    assert_eq!(partition.commit(), Some(Commit { offset: 7, metadata: clean }));
+}
+
+#[test]
+fn nothing_is_committed_of_a_new_partition_before_the_age_of_its_first_record_is_known() {
+    let new = |watermarks| Partition::new(LIMITS, 1, 0, None, watermarks).await_age();
+    let mut partition = new((0, 3));
+    assert_eq!((partition.commit(), partition.last_commit()), (None, None));
+    assert_eq!(partition.offsets_from(1), 2);
+    partition.accept(0, record(0)).unwrap();
+    assert!(!partition.awaits_age() && partition.commit().is_some());
+    // Without records, with control records only, and with a commit.
+    assert!(new((0, 0)).commit().is_some());
+    let mut passed = new((0, 3));
+    passed.pass(3);
+    assert!(passed.commit().is_some());
+    let committed = Partition::new(LIMITS, 1, 0, Some(open(0, 8)), (0, 3)).await_age();
+    assert!(!committed.awaits_age());
+}
