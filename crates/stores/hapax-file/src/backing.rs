@@ -73,7 +73,7 @@ fn file_id(of: &Metadata) -> FileId {
     (of.dev(), of.ino())
 }
 
-/// Returns the same for every file: on this platform files are not told apart, and one that is open is not moved.
+/// Returns the same for every file: on this platform files are not distinguished, and one that is open is not moved.
 #[cfg(not(unix))]
 fn file_id(_: &Metadata) -> FileId {
     (0, 0)
