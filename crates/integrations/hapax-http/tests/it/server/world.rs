@@ -314,8 +314,6 @@ pub(crate) enum Mood {
     ReadOnly,
     /// It answers that what it holds is damaged.
     Damaged,
-    /// It can be read, but panics at writes.
-    Panicking,
 }
 
 /// The memory store, with moods.
@@ -339,7 +337,7 @@ impl Moody {
         match mood {
             Mood::Down => Err(StoreError::unavailable("down")),
             Mood::Damaged => Err(StoreError::corrupt("damaged")),
-            Mood::Well | Mood::Slow | Mood::ReadOnly | Mood::Panicking => Ok(()),
+            Mood::Well | Mood::Slow | Mood::ReadOnly => Ok(()),
         }
     }
 }
@@ -351,7 +349,6 @@ impl Store for Moody {
             if *self.mood.borrow() == Mood::ReadOnly {
                 return Err(StoreError::unavailable("read-only"));
             }
-            assert_ne!(*self.mood.borrow(), Mood::Panicking, "on purpose");
             self.inner.swap(swap).await
         })
     }
