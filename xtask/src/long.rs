@@ -61,6 +61,12 @@ pub(crate) fn torture(kills: u64, images: u64, messages: u64, calls: u64, seed: 
                     .show()?;
             }
         }
+        for journal in ["file", "postgres", "redis"] {
+            Run::cargo()
+                .args(["run", "--release", "--package", "hapax-callers", "--", "jobs"])
+                .args(["--journal", journal, "--seed", &seed])
+                .show()?;
+        }
     }
     Ok(())
 }
