@@ -193,7 +193,7 @@ pub enum SendError {
     /// An earlier try may have arrived under other credentials, which the server may take for another caller:
     /// under them the same key is a new operation. Nothing was sent. The next send of the name compares again.
     #[error(
-        "expected the credentials of the first try that may have arrived, found others: restore them; only if the server takes the account instead of the token, declare it by `Server::scoped_by_account`"
+        "expected the credentials of the first try that may have arrived, found others: restore them; only if the server takes the account instead of the token, declare it by `Server::scoped_by_account`; if they are gone for good, look the operation up at the server, then acknowledge it, or forget it if it did not happen"
     )]
     CredentialsChanged,
     /// An earlier try may have arrived under another key, in another header, or without a key: the

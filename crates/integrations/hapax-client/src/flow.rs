@@ -27,7 +27,7 @@ use serde::Deserialize;
 use tokio::sync::{Notify, Semaphore};
 
 use self::credentials::{credentials, unauthorized};
-use self::prepared::{PreparedTry, check_key};
+use self::prepared::{PreparedTry, check_key, keep_unsent};
 pub(crate) use self::prepared::{TryTimes, keep_known, last_try, was_without_key};
 use crate::accepted;
 use crate::admission::{Admission, TryPermit};
@@ -416,13 +416,14 @@ async fn call(
 ) -> Result<RecordedResponse, StepError<()>> {
     let (state, id) = (Arc::clone(&at), at.id());
     let request = read_request(&at)?;
+    let known = known(&at);
     let trying = state.next(&(id, node), |next| next.trying.take()).flatten();
     let (Some(host), Some(mut trying)) = (state.host(&request), trying) else {
+        keep_unsent(&at, &known);
         return Err(StepError::not_sent(
             "expected the credentials of this try in this process, found none: it is prepared again",
         ));
     };
-    let known = known(&at);
     // Saving the try may have taken long.
     check_age(&at, &host.server, &known)?;
     let read = known.status.as_deref().map(|status| accepted::status_request(&request, status));
@@ -442,6 +443,9 @@ async fn call(
         Err(StepError::NotSent(_)) => |counters| &counters.not_sent,
         Err(_) => |counters| &counters.unknown,
     });
+    if let Err(StepError::NotSent(_)) = &exchanged {
+        keep_unsent(&at, &known);
+    }
     let (head, body) = exchanged?;
     let bytes = body.as_ref().map(|body| body.bytes.clone()).unwrap_or_default();
     let (profile, now) = (host.server.profile, state.clock.now());
@@ -449,7 +453,9 @@ async fn call(
     let prepared: Option<PreparedTry> = at.prepared();
     let times = prepared.as_ref().map(|it| it.times).unwrap_or_default();
     let left = prepared.map_or(state.within, |it| it.within).saturating_sub(at.spent());
-    if let Some(goes_on) = accepted::follow(&at, &request, host, known, (&head, &bytes), left) {
+    if let Some(goes_on) =
+        accepted::follow(&at, &request, host, known.clone(), (&head, &bytes), left)
+    {
         host.admission.responded();
         return Err(goes_on);
     }
@@ -496,7 +502,10 @@ async fn call(
             let source = format!("found {status}").into();
             return Err(StepError::RetryAfter { after, source });
         }
-        Follow::Unauthorized => return Err(unauthorized(&at, trying.rejected)),
+        Follow::Unauthorized => {
+            keep_unsent(&at, &known);
+            return Err(unauthorized(&at, trying.rejected));
+        }
         Follow::Unknown => {
             let text = format!("the server reports that the outcome is unknown ({status})");
             return Err(stuck(&at, StuckReason::Unknown, &text, true));

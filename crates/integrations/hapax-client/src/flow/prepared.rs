@@ -79,6 +79,17 @@ pub(crate) fn keep_known(at: &StepContext<Arc<ClientState>>, known: &Known) {
     }
 }
 
+/// Saves with the end of this try, before any pause, that nothing was sent. In the log a try that has begun may have
+/// arrived: after a crash in the pause it would count so, and other credentials would be rejected.
+pub(super) fn keep_unsent(at: &StepContext<Arc<ClientState>>, known: &Known) {
+    // After one that may have arrived this end changes nothing.
+    if at.age().is_none()
+        && let Some(before) = at.prepared::<PreparedTry>()
+    {
+        let _ = at.replace_prepared(&PreparedTry { known: known.clone(), ..before });
+    }
+}
+
 /// Returns whether the last try of an operation had no key.
 pub(crate) fn was_without_key(log: &Log) -> bool {
     saved(log).is_some_and(|before| before.key.is_none())

@@ -1,8 +1,10 @@
 //! Journals in files: restarts, processes, contents and modes.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax_client::{Client, Credentials, Journal, JournalError, SendError, Server};
@@ -10,6 +12,8 @@ use hapax_core::schedule::EntryKey;
 use hapax_core::{Clock, EntryId, OperationId, Store as _};
 use hapax_file::{FileOptions, FileStore, OpenError};
 use hapax_testkit::ManualClock;
+use tokio::net::TcpSocket;
+use tokio::sync::Notify;
 
 use crate::bank::{Act, Bank, answer};
 use crate::world::{LONG, process};
@@ -65,14 +69,69 @@ async fn a_name_without_resume_is_continued_by_its_next_send() {
 }
 
 /// Sends the operation `n` in a process with this token.
-async fn send_as(path: &Path, bank: &Bank, token: &'static str) -> Result<u16, SendError> {
+async fn send_as(
+    path: &Path,
+    bank: &Bank,
+    token: &'static str,
+    server: Server,
+) -> Result<u16, SendError> {
     let journal = Journal::file_within(path, LONG).await.unwrap();
-    let client = Client::open(journal).server(bank.origin(), Server::plain());
+    let client = Client::open(journal).server(bank.origin(), server);
     let client = client.credentials(move |_| async move { Ok(Credentials::bearer(token)?) });
     let client = client.build().await.unwrap();
     let sent = client.post(bank.url("/")).operation("n").send().await;
     client.close(LONG).await;
     Ok(sent?.response.status.as_u16())
+}
+
+/// Sends the operation `n` in a process that dies when it asks for credentials again: in the pause after
+/// a try, or at its end.
+fn dies_before_a_second_try(path: &Path, address: SocketAddr, server: Server) {
+    let asked = Arc::new(AtomicU32::new(0));
+    process(async move || {
+        let (again, dies) = (Arc::new(Notify::new()), Arc::clone(&asked));
+        let notified = Arc::clone(&again);
+        let journal = Journal::file_within(path, LONG).await.unwrap();
+        let client = Client::open(journal).server(format!("http://{address}"), server);
+        let client = client.credentials(move |_| {
+            let (asked, again) = (Arc::clone(&dies), Arc::clone(&again));
+            async move {
+                if asked.fetch_add(1, Ordering::Relaxed) > 0 {
+                    again.notify_one();
+                    std::future::pending::<()>().await;
+                }
+                Ok(Credentials::bearer("old")?)
+            }
+        });
+        let client = client.build().await.unwrap();
+        tokio::select! {
+            end = client.post(format!("http://{address}/")).operation("n").send() => panic!("{end:?}"),
+            () = notified.notified() => {}
+        }
+    });
+}
+
+/// 41-13: a process that dies in the pause after a try of which nothing was executed leaves one that may have any
+/// credentials, and is sent again without keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_that_was_not_sent_is_none_after_a_crash_in_the_pause() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rejected");
+    let bank = Bank::start().await;
+    bank.act([Act::Answer(answer(401, &[], ""))]);
+    dies_before_a_second_try(&path, bank.address, Server::plain());
+    assert_eq!(send_as(&path, &bank, "new", Server::plain()).await.unwrap(), 201);
+    assert_eq!((bank.arrived().len(), bank.effects()), (2, vec![1]));
+
+    // Bound, and not yet listening.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let path = folder.path().join("unreachable");
+    let address = socket.local_addr().unwrap();
+    dies_before_a_second_try(&path, address, Server::without_keys());
+    let bank = Bank::serve(socket.listen(16).unwrap());
+    assert_eq!(send_as(&path, &bank, "new", Server::without_keys()).await.unwrap(), 201);
+    assert_eq!(bank.arrived().len(), 1);
 }
 
 /// Each opening of a file ends all leases, that of an operation that has stopped too.
@@ -84,23 +143,23 @@ async fn the_stop_that_an_earlier_process_left_does_not_end_a_send() {
     bank.act([Act::Silent]);
     process(async || {
         tokio::select! {
-            end = send_as(&path, &bank, "one") => panic!("{end:?}"),
+            end = send_as(&path, &bank, "one", Server::plain()) => panic!("{end:?}"),
             () = bank.wait_for(1) => {}
         }
     });
     for _ in 0..3 {
-        let end = send_as(&path, &bank, "two").await;
+        let end = send_as(&path, &bank, "two", Server::plain()).await;
         assert!(matches!(end, Err(SendError::CredentialsChanged)), "{end:?}");
     }
-    assert_eq!(send_as(&path, &bank, "one").await.unwrap(), 201);
+    assert_eq!(send_as(&path, &bank, "one", Server::plain()).await.unwrap(), 201);
     assert_eq!((bank.arrived().len(), bank.effects()), (2, vec![1]));
 
     let path = folder.path().join("rejected");
     let bank = Bank::start().await;
     bank.act([Act::Answer(answer(401, &[], ""))]);
-    let end = send_as(&path, &bank, "old").await;
+    let end = send_as(&path, &bank, "old", Server::plain()).await;
     assert!(matches!(end, Err(SendError::Unauthorized)), "{end:?}");
-    assert_eq!(send_as(&path, &bank, "new").await.unwrap(), 201);
+    assert_eq!(send_as(&path, &bank, "new", Server::plain()).await.unwrap(), 201);
     assert_eq!((bank.arrived().len(), bank.effects()), (2, vec![1]));
 }
 
