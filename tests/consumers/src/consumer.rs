@@ -311,6 +311,10 @@ impl Delivery for FaultyDelivery {
         self.delivery.is_redelivery()
     }
 
+    fn unreadable(&self) -> Option<&str> {
+        self.delivery.unreadable()
+    }
+
     fn has_ended(&self) -> bool {
         self.delivery.has_ended()
     }

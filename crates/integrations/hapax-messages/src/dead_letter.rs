@@ -36,6 +36,8 @@ pub enum DeadLetterReason {
     Gap,
     /// The sink of a relay permanently rejected the message.
     Unpublishable,
+    /// The source cannot read the message as its producer wrote it.
+    Unreadable,
 }
 
 impl DeadLetterReason {
@@ -50,6 +52,7 @@ impl DeadLetterReason {
         Self::Blocked,
         Self::Gap,
         Self::Unpublishable,
+        Self::Unreadable,
     ];
 
     /// Returns the name in tables, metrics and commands.
@@ -65,6 +68,7 @@ impl DeadLetterReason {
             Self::Blocked => "blocked",
             Self::Gap => "gap",
             Self::Unpublishable => "unpublishable",
+            Self::Unreadable => "unreadable",
         }
     }
 

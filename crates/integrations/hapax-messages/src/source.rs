@@ -123,6 +123,13 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     /// Returns whether the broker has delivered the message before, as far as it knows.
     fn is_redelivery(&self) -> bool;
 
+    /// Returns why the source cannot read the message as its producer wrote it, as one text for operators.
+    /// The consumer does not handle it: it becomes a dead letter, and is acknowledged. Its id and headers
+    /// are those that can be read. The default is `None`.
+    fn unreadable(&self) -> Option<&str> {
+        None
+    }
+
     /// Returns whether the source knows that the delivery has ended: its connection, channel or assignment
     /// has ended, or its partition is being revoked, so that the message is delivered again. A consumer
     /// begins nothing with such a message, and drops it. The default is false.

@@ -26,6 +26,10 @@
 //!   with order keys has one message in progress.
 //! - that a header arrives with white space at its ends: its clients remove it. The sink rejects
 //!   such an id, order key or header.
+//! - that a client can read what it delivers: it stores the headers and subjects that a producer has sent, and the client
+//!   library ends its connection at a header that it cannot parse. The source then reads such messages by
+//!   `$JS.API.STREAM.MSG.GET.STREAM`, to which its user must be permitted to publish. They are delivered as
+//!   [unreadable](hapax_messages::Delivery::unreadable), become dead letters, and are then terminated (`+TERM`).
 //!
 //! # Settings that are checked
 //! [`NatsSourceBuilder::start`] creates the durable consumer, or reads an existing one, and
@@ -50,30 +54,38 @@
 //! ```no_run
 //! # use std::sync::Arc;
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use hapax_nats::{NatsSink, NatsSource};
-//! let client = async_nats::connect("nats://127.0.0.1:4222").await?;
-//! let context = async_nats::jetstream::new(client);
-//! let source = NatsSource::builder(context.clone(), "ORDERS", "invoices").start().await?;
+//! use hapax_nats::{NatsConnector, NatsSink, NatsSource};
+//! let connector = NatsConnector::new("nats://127.0.0.1:4222");
+//! let context = connector.connect().await?;
+//! let source = NatsSource::builder(context.clone(), "ORDERS", "invoices").connector(connector);
+//! let source = source.start().await?;
 //! let sink = NatsSink::new(context);
 //! # drop((Arc::new(source), sink));
 //! # Ok(()) }
 //! ```
 
+mod connection;
+mod connector;
+mod delivery;
+mod headers;
+mod inspection;
 mod sink;
 mod source;
+mod stored;
 
 /// JetStream of a connection, of the crate async-nats.
 pub use async_nats::jetstream::Context as JetStream;
 
+pub use connector::{NatsConnector, NatsCredentials, NatsCredentialsError};
 pub use sink::NatsSink;
-pub use source::{NatsOrderKey, NatsSource, NatsSourceBuilder, NatsStartError};
+pub use source::{NatsOrderKey, NatsSource, NatsSourceBuilder, NatsSourceStats, NatsStartError};
 
-/// Connects to a server. The client reconnects after the connection was lost.
+/// Connects to a server by its URL alone, as [`NatsConnector::connect`] does.
 ///
 /// # Errors
-/// The error of the client.
+/// The error of the client, which does not repeat the URL.
 pub async fn jetstream(url: &str) -> Result<JetStream, async_nats::Error> {
-    Ok(async_nats::jetstream::new(async_nats::connect(url).await?))
+    NatsConnector::new(url).connect().await
 }
 
 /// Creates a stream of `subjects` with the server's defaults, unless there is one of this name: for

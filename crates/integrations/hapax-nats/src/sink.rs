@@ -7,10 +7,11 @@ use async_nats::HeaderMap;
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::publish::PublishAck;
-use async_nats::jetstream::stream::RawMessageErrorKind;
 use async_nats::jetstream::{Context, Error as JetStreamError, ErrorCode};
 use hapax_core::store::BoxFuture;
 use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
+
+use crate::stored;
 
 /// Publishes messages to the subject that is their destination, with the headers `message-id`,
 /// `Nats-Msg-Id` and, if they have an order key, `message-order-key`.
@@ -72,18 +73,11 @@ impl NatsSink {
         message: &OutgoingMessage,
         stored: &PublishAck,
     ) -> Result<(), PublishError> {
-        let stream = self.context.get_stream_no_info(&stored.stream).await;
-        let stream = stream.map_err(PublishError::not_acknowledged)?;
-        let found = match stream.get_raw_message(stored.sequence).await {
-            Ok(found) => found,
-            // The stored message may have been removed, for instance from a work queue: nothing to
-            // compare.
-            Err(error) if matches!(error.kind(), RawMessageErrorKind::NoMessageFound) => {
-                return Ok(());
-            }
-            Err(error) => return Err(PublishError::not_acknowledged(error)),
-        };
-        if found.subject.as_str() == message.destination && found.payload == message.payload {
+        let read = stored::read(&self.context, &stored.stream, stored.sequence).await;
+        // The stored message may have been removed, for instance from a work queue: nothing to compare.
+        let Some(found) = read.map_err(PublishError::not_acknowledged)? else { return Ok(()) };
+        let payload = stored::decode(&found.payload).map_err(PublishError::not_acknowledged)?;
+        if found.subject == message.destination && payload == message.payload {
             return Ok(());
         }
         Err(PublishError::rejected(format!(

@@ -2,21 +2,24 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_nats::jetstream::consumer::pull::BatchConfig;
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
 use async_nats::jetstream::context::ConsumerInfoErrorKind;
-use async_nats::jetstream::{AckKind, Context, Message as NatsMessage};
-use bytes::Bytes;
-use futures_util::{Stream, StreamExt as _};
-use hapax_core::Timestamp;
+use async_nats::jetstream::{Context, Message as NatsMessage};
+use async_nats::{StatusCode, Subject};
+use futures_util::StreamExt as _;
 use hapax_core::store::BoxFuture;
-use hapax_messages::{Delivery, LogPosition, Message, MessageSource, SourceError, SourceLimits};
-use tokio::time::timeout;
+use hapax_messages::{Delivery, MessageSource, SourceError, SourceLimits};
+use tokio::time::{sleep, timeout};
 
-/// Time for the server to answer a request.
-const TIMEOUT: Duration = Duration::from_secs(5);
+use crate::connection::{Connected, Link, TIMEOUT, no_reply};
+use crate::connector::NatsConnector;
+use crate::delivery::NatsDelivery;
+use crate::inspection::Inspection;
 
 /// Time for which the server waits for a message before it answers that there is none.
 const WAIT: Duration = Duration::from_secs(10);
@@ -143,6 +146,7 @@ pub enum NatsStartError {
 #[must_use]
 pub struct NatsSourceBuilder {
     context: Context,
+    connector: Option<NatsConnector>,
     stream: String,
     durable: String,
     filter_subjects: Vec<String>,
@@ -152,6 +156,13 @@ pub struct NatsSourceBuilder {
 }
 
 impl NatsSourceBuilder {
+    /// Sets how to connect again after the client itself has ended, as async-nats 0.51 does at a header with a
+    /// carriage return. Without it the source only returns errors from then on.
+    pub fn connector(mut self, connector: NatsConnector) -> Self {
+        self.connector = Some(connector);
+        self
+    }
+
     /// Receives only messages of these subjects, which may have wildcards. Only for a consumer that
     /// is created here.
     pub fn filter_subjects(mut self, subjects: impl IntoIterator<Item = String>) -> Self {
@@ -239,7 +250,10 @@ impl NatsSourceBuilder {
         if is_ordered {
             limits = limits.with_order_keys();
         }
-        Ok(NatsSource { consumer, limits, order_key: self.order_key })
+        let inspection = Inspection::new(config.ack_wait);
+        let link = Link::new(Connected::new(self.context, consumer), self.connector);
+        let shared = Shared { link, inspection, limits, order_key: self.order_key };
+        Ok(NatsSource { shared: Arc::new(shared) })
     }
 }
 
@@ -278,14 +292,33 @@ fn check(consumer: &str, config: &Config, is_ordered: bool) -> Result<(), NatsSt
 /// A durable consumer of a stream. Several processes may pull from one.
 #[derive(Clone)]
 pub struct NatsSource {
-    consumer: PullConsumer,
+    shared: Arc<Shared>,
+}
+
+/// State of a source.
+pub(crate) struct Shared {
+    pub(crate) link: Link,
+    pub(crate) inspection: Inspection,
     limits: SourceLimits,
-    order_key: NatsOrderKey,
+    pub(crate) order_key: NatsOrderKey,
+}
+
+/// Counters of a [`NatsSource`] since its start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct NatsSourceStats {
+    /// Times that the connection to the server has ended.
+    pub connection_ends: u64,
+    /// Messages that the client library cannot read, which become dead letters.
+    pub unreadable: u64,
+    /// Whether the connection ends again and again without a known cause. The log has an error.
+    pub ends_often: bool,
 }
 
 impl fmt::Debug for NatsSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let info = self.consumer.cached_info();
+        let connected = self.shared.link.current();
+        let info = connected.consumer.cached_info();
         f.debug_struct("NatsSource")
             .field("stream", &info.stream_name)
             .field("consumer", &info.name)
@@ -302,6 +335,7 @@ impl NatsSource {
     ) -> NatsSourceBuilder {
         NatsSourceBuilder {
             context,
+            connector: None,
             stream: stream.into(),
             durable: durable.into(),
             filter_subjects: Vec::new(),
@@ -311,77 +345,126 @@ impl NatsSource {
         }
     }
 
-    /// Pulls what is there, up to `max`. If that is nothing, waits for one message.
-    async fn pull(&self, max: NonZeroUsize) -> Result<Vec<NatsMessage>, SourceError> {
-        let present = async {
-            let batch = self.consumer.fetch().max_messages(max.get()).expires(TIMEOUT);
-            collect(batch.messages().await.map_err(SourceError::new)?).await
-        };
-        let present = timeout(TIMEOUT * 2, present).await.map_err(|_| no_reply(TIMEOUT * 2))??;
-        if !present.is_empty() {
-            return Ok(present);
+    /// Returns the counters so far.
+    #[must_use]
+    pub fn stats(&self) -> NatsSourceStats {
+        let Shared { link, inspection, .. } = &*self.shared;
+        NatsSourceStats {
+            connection_ends: link.ends(),
+            unreadable: inspection.unreadable(),
+            ends_often: inspection.ends_often(),
         }
-        let next = async {
-            let batch = self.consumer.batch().max_messages(1).expires(WAIT);
-            collect(batch.messages().await.map_err(SourceError::new)?).await
-        };
-        timeout(WAIT + TIMEOUT, next).await.map_err(|_| no_reply(WAIT + TIMEOUT))?
+    }
+}
+
+impl Shared {
+    async fn receive(
+        self: &Arc<Self>,
+        max: NonZeroUsize,
+    ) -> Result<Vec<Arc<dyn Delivery>>, SourceError> {
+        let mut has_ended = false;
+        loop {
+            let connected = self.link.connected().await?;
+            let found = self.inspection.find(self, &connected, max).await;
+            if !found.is_empty() {
+                return Ok(found);
+            }
+            if has_ended {
+                return Err(SourceError::new(
+                    "expected messages of the NATS server, found that the connection has ended: check the server's log",
+                ));
+            }
+            let ends = self.link.ends();
+            let received = self.pull(&connected, ends, max).await?;
+            if !received.is_empty() {
+                let mut deliveries: Vec<Arc<dyn Delivery>> = Vec::with_capacity(received.len());
+                for message in received {
+                    deliveries.push(Arc::new(NatsDelivery::received(self, message)?));
+                }
+                return Ok(deliveries);
+            }
+            has_ended = connected.is_dead() || self.link.ends() != ends;
+        }
     }
 
-    fn delivery(&self, message: NatsMessage) -> Result<NatsDelivery, SourceError> {
-        let info = message.info().map_err(SourceError::new)?;
-        let micros = u64::try_from(info.published.unix_timestamp_nanos() / 1000).unwrap_or(0);
-        let stored_at = Timestamp::from_micros(micros);
-        let (stream, is_redelivery) = (info.stream, info.delivered > 1);
-        let offset = info.stream_sequence;
-        let origin = format!("nats://{stream}/{}", message.subject);
-        let position = LogPosition { topic: stream.into(), partition: 0, offset, stored_at };
-        let mut received = Message::new(origin, message.payload.clone())
-            .with_position(position)
-            .published_at(stored_at);
-        for (name, values) in message.headers.iter().flat_map(|headers| headers.iter()) {
-            for value in values {
-                let value = Bytes::copy_from_slice(value.as_str().as_bytes());
-                received.headers.push((name.to_string(), value));
+    /// Pulls what is there, up to `max`. If that is nothing, waits for one message, unless the connection has ended or
+    /// a search goes on.
+    async fn pull(
+        &self,
+        connected: &Connected,
+        ends: u64,
+        max: NonZeroUsize,
+    ) -> Result<Vec<NatsMessage>, SourceError> {
+        let present = BatchConfig {
+            batch: max.get(),
+            expires: Some(TIMEOUT),
+            no_wait: true,
+            ..BatchConfig::default()
+        };
+        let received = self.request(connected, ends, present).await?;
+        let waits = !connected.is_dead() && self.link.ends() == ends;
+        if !received.is_empty() || !waits || self.inspection.is_unfinished() {
+            return Ok(received);
+        }
+        let next = BatchConfig { batch: 1, expires: Some(WAIT), ..BatchConfig::default() };
+        self.request(connected, ends, next).await
+    }
+
+    /// Requests messages, and collects them until the server ends the request, or the connection ends.
+    async fn request(
+        &self,
+        connected: &Connected,
+        ends: u64,
+        request: BatchConfig,
+    ) -> Result<Vec<NatsMessage>, SourceError> {
+        let (most, client) = (request.batch, connected.context.client());
+        let answered_within = request.expires.unwrap_or_default() + TIMEOUT;
+        let requesting = async {
+            let inbox = Subject::from(client.new_inbox());
+            let replies = client.subscribe(inbox.clone()).await.map_err(SourceError::new)?;
+            let requested = connected.consumer.request_batch(request, inbox).await;
+            requested.map(|()| replies).map_err(SourceError::new)
+        };
+        let mut replies = timeout(TIMEOUT, requesting).await.map_err(|_| no_reply(TIMEOUT))??;
+        // Whether the server has not answered in time.
+        let mut over = pin!(async {
+            tokio::select! {
+                () = sleep(answered_within) => true,
+                () = self.link.until_ended(ends) => false,
+            }
+        });
+        let mut received = Vec::new();
+        while received.len() < most {
+            let reply = tokio::select! {
+                biased;
+                reply = replies.next() => reply,
+                is_late = &mut over => match is_late && received.is_empty() {
+                    true => return Err(no_reply(answered_within)),
+                    false => None,
+                },
+            };
+            let Some(message) = reply else { break };
+            if message.reply.is_some() {
+                // Of a producer, whatever status its headers have.
+                received.push(NatsMessage { message, context: connected.context.clone() });
+                continue;
+            }
+            match message.status {
+                None | Some(StatusCode::IDLE_HEARTBEAT) => {}
+                Some(StatusCode::NOT_FOUND | StatusCode::TIMEOUT) => break,
+                // Those that arrived are handled; the error comes again if it lasts.
+                Some(_) if !received.is_empty() => break,
+                Some(status) => {
+                    let text = message.description.unwrap_or_default();
+                    return Err(SourceError::new(format!(
+                        "expected messages of the consumer, found the status {status} {text}: check that the consumer \
+                         exists"
+                    )));
+                }
             }
         }
-        let key = match &self.order_key {
-            NatsOrderKey::None => None,
-            NatsOrderKey::Subject => Some(message.subject.to_string()),
-            NatsOrderKey::Header(name) => received
-                .header(name)
-                .and_then(|value| std::str::from_utf8(value).ok())
-                // A database would not store a zero byte.
-                .map(|key| key.replace('\0', "\u{fffd}")),
-        };
-        if let Some(key) = key {
-            received = received.with_key(key);
-        }
-        Ok(NatsDelivery { message, received, is_redelivery })
+        Ok(received)
     }
-}
-
-fn no_reply(within: Duration) -> SourceError {
-    SourceError::new(format!(
-        "expected a reply of the NATS server within {within:?}, found none: check that it runs and can \
-         be reached"
-    ))
-}
-
-/// Collects the messages of a request that was answered.
-async fn collect<E: Into<async_nats::Error>>(
-    mut batch: impl Stream<Item = Result<NatsMessage, E>> + Unpin,
-) -> Result<Vec<NatsMessage>, SourceError> {
-    let mut messages = Vec::new();
-    while let Some(message) = batch.next().await {
-        match message {
-            Ok(message) => messages.push(message),
-            // Those that arrived are handled; the error comes again if it lasts.
-            Err(_) if !messages.is_empty() => break,
-            Err(error) => return Err(SourceError::new(error.into())),
-        }
-    }
-    Ok(messages)
 }
 
 impl MessageSource for NatsSource {
@@ -390,58 +473,11 @@ impl MessageSource for NatsSource {
         max: NonZeroUsize,
     ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         // A request for more than the server delivers is answered only once it expires.
-        let max = self.limits.max_unacknowledged.map_or(max, |most| max.min(most));
-        Box::pin(async move {
-            loop {
-                let mut deliveries: Vec<Arc<dyn Delivery>> = Vec::new();
-                for message in self.pull(max).await? {
-                    deliveries.push(Arc::new(self.delivery(message)?));
-                }
-                if !deliveries.is_empty() {
-                    return Ok(deliveries);
-                }
-                // A pull that the server does not answer ends like one without messages: check the
-                // server.
-                let answered = timeout(TIMEOUT, self.consumer.get_info()).await;
-                answered.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)?;
-            }
-        })
+        let max = self.shared.limits.max_unacknowledged.map_or(max, |most| max.min(most));
+        Box::pin(self.shared.receive(max))
     }
 
     fn limits(&self) -> SourceLimits {
-        self.limits
-    }
-}
-
-#[derive(Debug)]
-struct NatsDelivery {
-    message: NatsMessage,
-    received: Message,
-    is_redelivery: bool,
-}
-
-impl Delivery for NatsDelivery {
-    fn message(&self) -> &Message {
-        &self.received
-    }
-
-    fn is_redelivery(&self) -> bool {
-        self.is_redelivery
-    }
-
-    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
-        Box::pin(async move {
-            // With a confirmation by the server.
-            let acknowledged = timeout(TIMEOUT, self.message.double_ack()).await;
-            acknowledged.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
-        })
-    }
-
-    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
-        // Never a negative acknowledgement: the server counts those as deliveries.
-        Box::pin(async move {
-            let held = timeout(TIMEOUT, self.message.ack_with(AckKind::Progress)).await;
-            held.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
-        })
+        self.shared.limits
     }
 }

@@ -6,12 +6,14 @@ use std::time::Duration;
 use hapax_messages::SourceError;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::protocol::constants::REPLY_SUCCESS;
+use lapin::tcp::RustlsConnector;
 use lapin::types::{FieldTable, ShortString};
 use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties, Consumer};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
+use crate::login::RabbitLogin;
 use crate::network;
 use crate::settings::Settings;
 
@@ -32,11 +34,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
     "expected a URL `amqp://USER:PASSWORD@HOST:PORT/VHOST` or `amqps://…`, found one that is invalid ({0}): \
      correct it; a virtual host is percent-encoded"
 )]
-pub struct RabbitUrlError(String);
+pub struct RabbitUrlError(&'static str);
+
+impl RabbitUrlError {
+    pub(crate) const fn new(found: &'static str) -> Self {
+        Self(found)
+    }
+}
 
 /// Address and credentials of a server. Its `Debug` form shows neither.
 #[derive(Clone)]
-pub(crate) struct Address(AMQPUri);
+pub(crate) struct Address {
+    uri: AMQPUri,
+    tls: Option<RustlsConnector>,
+}
 
 impl std::fmt::Debug for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -47,15 +58,21 @@ impl std::fmt::Debug for Address {
 impl Address {
     pub(crate) fn parse(url: &str) -> Result<Self, RabbitUrlError> {
         // The parser's messages contain parts of the URL, which may be parts of the password.
-        let hidden = |_| RabbitUrlError("it cannot be parsed".to_owned());
+        let hidden = |_| RabbitUrlError("it cannot be parsed");
         let mut uri: AMQPUri = url.parse().map_err(hidden)?;
         uri.query.heartbeat = uri.query.heartbeat.or(Some(HEARTBEAT_S));
-        Ok(Self(uri))
+        Ok(Self { uri, tls: None })
+    }
+
+    pub(crate) fn login(mut self, login: RabbitLogin) -> Result<Self, RabbitUrlError> {
+        login.apply(&mut self.uri)?;
+        self.tls = login.tls;
+        Ok(self)
     }
 
     pub(crate) async fn connect(&self, name: &str) -> Result<Connection, lapin::Error> {
         let properties = ConnectionProperties::default().with_connection_name(name.into());
-        let connecting = network::connect(self.0.clone(), properties);
+        let connecting = network::connect(self.uri.clone(), self.tls.as_ref(), properties);
         match timeout(TIMEOUT, connecting).await {
             Ok(connected) => connected,
             Err(_) => Err(lapin::Error::from(std::io::Error::new(

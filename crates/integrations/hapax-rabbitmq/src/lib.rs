@@ -101,6 +101,7 @@ mod connection;
 mod delay;
 mod delivery;
 mod frames;
+mod login;
 mod network;
 mod properties;
 mod publisher;
@@ -109,6 +110,7 @@ mod sink;
 mod source;
 
 pub use connection::RabbitUrlError;
+pub use login::{RabbitCertificateError, RabbitLogin};
 pub use properties::queue_of_origin;
 pub use settings::{RabbitOrderKey, RabbitStartError};
 pub use sink::{RabbitSink, RabbitSinkBuilder};

@@ -13,7 +13,7 @@ use async_rs::{Runtime, Tokio};
 use futures_util::io::{AsyncRead, AsyncWrite};
 use futures_util::{FutureExt as _, Stream};
 use lapin::runtime::default_runtime;
-use lapin::tcp::AMQPUriTcpExt as _;
+use lapin::tcp::{AMQPUriTcpExt as _, RustlsConnector};
 use lapin::uri::AMQPUri;
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
 use tokio::sync::oneshot;
@@ -32,9 +32,19 @@ type ServerStream = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
 /// up, for as long as the server neither answers nor closes. [`RepairedStream`] ends that thread.
 pub(crate) async fn connect(
     uri: AMQPUri,
+    tls: Option<&RustlsConnector>,
     properties: ConnectionProperties,
 ) -> Result<Connection, lapin::Error> {
-    let server = uri.connect_async(&default_runtime()?).await?;
+    let runtime = default_runtime()?;
+    let server = match tls {
+        None => uri.connect_async(&runtime).await?,
+        Some(tls) => {
+            let host = &uri.authority.host;
+            let addresses = runtime.to_socket_addrs((host.clone(), uri.authority.port));
+            let plain = AsyncTcpStream::connect(&runtime, addresses).await?;
+            plain.into_rustls(tls, host).await?
+        }
+    };
     // The sender is dropped with this future.
     let (connected, attempt) = oneshot::channel();
     let stream = RepairedStream {

@@ -13,6 +13,7 @@ use lapin::types::ShortString;
 use tokio::time::Instant;
 
 use crate::connection::{Address, RabbitUrlError, short};
+use crate::login::RabbitLogin;
 use crate::properties;
 use crate::publisher::{Published, PublisherPool};
 
@@ -76,6 +77,15 @@ impl fmt::Debug for RabbitSink {
 }
 
 impl RabbitSinkBuilder {
+    /// Sets how to log in, and the certificates, instead of what the URL says.
+    ///
+    /// # Errors
+    /// [`RabbitUrlError`]: certificates need `amqps://`.
+    pub fn login(mut self, login: RabbitLogin) -> Result<Self, RabbitUrlError> {
+        self.address = self.address.login(login)?;
+        Ok(self)
+    }
+
     /// Sets the exchange. Default: the one without a name, of which each queue is a destination.
     pub fn exchange(mut self, name: impl Into<String>) -> Self {
         self.exchange = name.into();

@@ -23,6 +23,7 @@ use crate::connection::{
 };
 use crate::delay;
 use crate::delivery::RabbitDelivery;
+use crate::login::RabbitLogin;
 use crate::properties;
 use crate::publisher::PublisherPool;
 use crate::settings::{RabbitOrderKey, RabbitStartError, Settings};
@@ -45,6 +46,12 @@ pub struct RabbitSourceBuilder {
 }
 
 impl RabbitSourceBuilder {
+    /// Sets how to log in, and the certificates, instead of what the URL says.
+    pub fn login(mut self, login: RabbitLogin) -> Self {
+        self.address = self.address.and_then(|address| address.login(login));
+        self
+    }
+
     /// Sets the number of messages that the server delivers to this source and that are not
     /// acknowledged. Default 256. A crash delivers all of them again. They are in memory: the server has no
     /// limit of their bytes.

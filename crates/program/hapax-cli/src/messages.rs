@@ -1,6 +1,7 @@
 //! `hapax messages`.
 
 mod args;
+mod broker;
 mod properties;
 mod redrive;
 mod render;
@@ -21,6 +22,7 @@ use crate::keys::user;
 use crate::output::print;
 use args::MessagesCommand;
 pub(crate) use args::{DatabaseSelector, HiddenUrl, MessagesArgs, SchemaSelector};
+pub(crate) use broker::BrokerArgs;
 pub(crate) use properties::{PROPERTIES, PropertyArgs};
 #[cfg(feature = "kafka")]
 pub(crate) use properties::{SERVERS, not_started};

@@ -18,7 +18,9 @@ use crate::admin::{self, AdminAddr, Metric, Observed};
 use crate::exit::{CliError, of};
 use crate::keys::TIMEOUT;
 use crate::logging::FormatArg;
-use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector, connection_to_messages};
+use crate::messages::{
+    BrokerArgs, HiddenUrl, PropertyArgs, SchemaSelector, connection_to_messages,
+};
 use crate::proxies::ProxyArg;
 use crate::registered::{Pausing, Registered};
 use crate::secrets;
@@ -50,6 +52,8 @@ pub(crate) struct RelayArgs {
     /// without a name, at which it is a queue]
     #[arg(long, value_name = "NAME")]
     exchange: Option<String>,
+    #[command(flatten)]
+    broker: BrokerArgs,
     #[command(flatten)]
     properties: PropertyArgs,
     /// For an endpoint: file of the signing secrets, one a line, each whsec_ and base64 [default:

@@ -71,7 +71,7 @@ pub(crate) async fn open(
             Ok::<(), SendError>(())
         });
     #[cfg(feature = "tls")]
-    let builder = match connection::certificates(options) {
+    let builder = match connection::certificates(url, options)? {
         Some(certificates) => builder.certs(certificates),
         None => builder,
     };

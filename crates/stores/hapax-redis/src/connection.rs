@@ -126,10 +126,10 @@ pub(crate) async fn reach_node(
 #[cfg(not(feature = "sentinel"))]
 async fn client(
     node: &ConnectionInfo,
-    _target: &RedisUrl,
+    url: &RedisUrl,
     options: &RedisOptions,
 ) -> Result<Client, RedisConnectError> {
-    with_certificates(node.clone(), options)
+    with_certificates(node.clone(), url, options)
 }
 
 /// Queries the sentinels anew each time, so that a store finds the next master.
@@ -142,7 +142,7 @@ async fn client(
     use redis::sentinel::{Sentinel, SentinelNodeConnectionInfo};
     use redis::{ConnectionAddr, RedisConnectionInfo, TlsMode};
 
-    let Some(master) = &url.master else { return with_certificates(node.clone(), options) };
+    let Some(master) = &url.master else { return with_certificates(node.clone(), url, options) };
     // User and database in the URL are meant for the servers, not for the sentinels.
     let sentinel = node.clone().set_redis_settings(RedisConnectionInfo::default());
     let mut servers = SentinelNodeConnectionInfo::default()
@@ -154,12 +154,13 @@ async fn client(
     let mut sentinel = Sentinel::build(vec![sentinel]).map_err(RedisConnectError::Unreachable)?;
     let client = sentinel.async_master_for(master, Some(&servers)).await;
     let client = client.map_err(RedisConnectError::Unreachable)?;
-    with_certificates(client.get_connection_info().clone(), options)
+    with_certificates(client.get_connection_info().clone(), url, options)
 }
 
 #[cfg(not(feature = "tls"))]
 fn with_certificates(
     node: ConnectionInfo,
+    _url: &RedisUrl,
     _options: &RedisOptions,
 ) -> Result<Client, RedisConnectError> {
     Client::open(node).map_err(RedisConnectError::Unreachable)
@@ -168,9 +169,10 @@ fn with_certificates(
 #[cfg(feature = "tls")]
 fn with_certificates(
     node: ConnectionInfo,
+    url: &RedisUrl,
     options: &RedisOptions,
 ) -> Result<Client, RedisConnectError> {
-    let client = match certificates(options) {
+    let client = match certificates(url, options)? {
         Some(certificates) => Client::build_with_tls(node, certificates),
         None => Client::open(node),
     };
@@ -179,17 +181,19 @@ fn with_certificates(
 
 /// Returns the configured certificates; `None` if the system's suffice.
 #[cfg(feature = "tls")]
-pub(crate) fn certificates(options: &RedisOptions) -> Option<redis::TlsCertificates> {
+pub(crate) fn certificates(
+    url: &RedisUrl,
+    options: &RedisOptions,
+) -> Result<Option<redis::TlsCertificates>, RedisConnectError> {
     // If the process has installed a provider already, that one is used.
     rustls::crypto::ring::default_provider().install_default().ok();
-    let client_tls = options
-        .tls
+    let files = url.certificates.read(&options.tls)?;
+    let client_tls = files
         .client
-        .clone()
         .map(|(client_cert, client_key)| redis::ClientTlsConfig { client_cert, client_key });
-    let root_cert = options.tls.roots.clone();
-    (client_tls.is_some() || root_cert.is_some())
-        .then_some(redis::TlsCertificates { client_tls, root_cert })
+    let root_cert = files.roots;
+    let are_given = client_tls.is_some() || root_cert.is_some();
+    Ok(are_given.then_some(redis::TlsCertificates { client_tls, root_cert }))
 }
 
 #[cfg(not(feature = "cluster"))]

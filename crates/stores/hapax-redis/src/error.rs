@@ -20,6 +20,14 @@ pub enum RedisConnectError {
     /// An option is invalid, or cannot be combined with another.
     #[error("{0}")]
     Option(&'static str),
+    /// The file of a certificate or key cannot be read.
+    #[error("expected the file of a certificate or key, found an error: {path}: {error}")]
+    CertificateFile {
+        /// The path.
+        path: String,
+        /// The error.
+        error: String,
+    },
     /// The server was not reached, or rejected the login.
     #[error("the server was not reached: {0}")]
     Unreachable(#[source] RedisError),
@@ -64,9 +72,12 @@ impl RedisConnectError {
         match self {
             Self::TimedOut(_) => true,
             Self::Unreachable(error) | Self::Denied { source: error, .. } => is_away(error),
-            Self::Url(_) | Self::Option(_) | Self::Unfit(_) | Self::Missing | Self::OtherSecret => {
-                false
-            }
+            Self::Url(_)
+            | Self::Option(_)
+            | Self::CertificateFile { .. }
+            | Self::Unfit(_)
+            | Self::Missing
+            | Self::OtherSecret => false,
         }
     }
 

@@ -131,6 +131,7 @@
 
 mod admission;
 mod cache;
+mod certificates;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;

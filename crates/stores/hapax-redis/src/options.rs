@@ -17,7 +17,7 @@ use crate::url::RedisUrl;
 /// | `redis://[USER:PASSWORD@]HOST[:PORT][/DB]` | a server; or a node of a cluster, through which the other nodes are found (feature `cluster`) |
 /// | `redis://HOST:PORT,HOST:PORT,…` | nodes of a cluster, of which one must answer |
 /// | `redis+sentinel://[USER:PASSWORD@]HOST[:PORT],…/MASTER[/DB]` | the master that these sentinels know by that name (feature `sentinel`) |
-/// | `rediss://…`, `rediss+sentinel://…` | the same, with TLS (feature `tls`) |
+/// | `rediss://…`, `rediss+sentinel://…` | the same, with TLS (feature `tls`). The parameters `sslrootcert`, `sslcert` and `sslkey` name files in PEM: the roots to trust instead of the system's, and certificate and key of the client. They are read at each connection |
 /// | `redis+unix:///PATH` | a server's socket |
 ///
 /// ```
@@ -178,12 +178,15 @@ impl RedisOptions {
         self
     }
 
-    /// Checks the options, where that is possible without a server.
+    /// Checks the options, where that is possible without a server. It blocks while a file is read.
     ///
     /// # Errors
-    /// [`RedisConnectError::Url`] and [`RedisConnectError::Option`].
+    /// [`RedisConnectError::Url`], [`RedisConnectError::Option`] and [`RedisConnectError::CertificateFile`].
     pub fn check(&self) -> Result<(), RedisConnectError> {
-        self.target().map(drop)
+        let checked = self.target();
+        #[cfg(feature = "tls")]
+        let checked = checked.and_then(|url| url.certificates.read(&self.tls));
+        checked.map(drop)
     }
 
     pub(crate) fn sealer(&self) -> Sealer {

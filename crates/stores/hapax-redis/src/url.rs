@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
+use crate::certificates::CertificatePaths;
 use crate::error::RedisConnectError;
 use crate::options::RedisOptions;
 
@@ -20,6 +21,9 @@ pub(crate) struct RedisUrl {
     pub(crate) nodes: Vec<ConnectionInfo>,
     /// The name of the master at the sentinels.
     pub(crate) master: Option<String>,
+    /// Files of certificates.
+    #[cfg_attr(not(feature = "tls"), allow(dead_code, reason = "TLS is rejected"))]
+    pub(crate) certificates: CertificatePaths,
 }
 
 /// Writes the addresses, without users and passwords.
@@ -33,8 +37,15 @@ impl fmt::Display for RedisUrl {
 impl RedisUrl {
     pub(crate) fn parse(options: &RedisOptions) -> Result<Self, RedisConnectError> {
         let bad = |why: &str| RedisConnectError::Url(why.into());
+        let (url, certificates) = CertificatePaths::of(&options.url);
         let (scheme, rest) =
-            options.url.split_once("://").ok_or_else(|| bad("no scheme, as in redis://HOST"))?;
+            url.split_once("://").ok_or_else(|| bad("no scheme, as in redis://HOST"))?;
+        if certificates.are_given() && !scheme.starts_with("rediss") {
+            return Err(bad("sslrootcert, sslcert and sslkey need rediss://"));
+        }
+        if !certificates.are_complete() {
+            return Err(bad("expected sslcert and sslkey together, found one of them"));
+        }
         if let Some(tls) = match scheme {
             "redis+sentinel" => Some(false),
             "rediss+sentinel" => Some(true),
@@ -44,13 +55,15 @@ impl RedisUrl {
                 return Err(bad("sentinels need the feature `sentinel`"));
             }
             let scheme = if tls { "rediss" } else { "redis" };
-            return Self::sentinels(scheme, rest, options.timeout);
+            let parsed = Self::sentinels(scheme, rest, options.timeout)?;
+            return Ok(Self { certificates, ..parsed });
         }
         if scheme == "rediss" && cfg!(not(feature = "tls")) {
             return Err(bad("rediss:// needs the feature `tls`"));
         }
         if scheme.ends_with("unix") {
-            return Ok(Self { nodes: vec![info(&options.url, options.timeout)?], master: None });
+            let nodes = vec![info(&url, options.timeout)?];
+            return Ok(Self { nodes, master: None, certificates });
         }
         let Authority { user, hosts, tail } = Authority::split(rest);
         let nodes = hosts
@@ -60,7 +73,7 @@ impl RedisUrl {
         if nodes.len() > 1 && cfg!(not(feature = "cluster")) {
             return Err(bad("several hosts need the feature `cluster`"));
         }
-        Ok(Self { nodes, master: None })
+        Ok(Self { nodes, master: None, certificates })
     }
 
     fn sentinels(scheme: &str, rest: &str, limit: Duration) -> Result<Self, RedisConnectError> {
@@ -77,7 +90,9 @@ impl RedisUrl {
             let port = if has_port { "" } else { ":26379" };
             info(&format!("{scheme}://{user}{host}{port}/{database}"), limit)
         });
-        Ok(Self { nodes: nodes.collect::<Result<_, _>>()?, master: Some(master.into()) })
+        let nodes = nodes.collect::<Result<_, _>>()?;
+        let certificates = CertificatePaths::default();
+        Ok(Self { nodes, master: Some(master.into()), certificates })
     }
 }
 

@@ -14,7 +14,7 @@ use hapax::postgres_messages::{Connections, PgDeadLetterStore};
 use hapax::prelude::*;
 use hapax::{HookTiming, Verdict};
 use hapax_messages_examples::{AnyError, Api, argument, shutdown};
-use hapax_nats::NatsSource;
+use hapax_nats::{NatsConnector, NatsSource};
 
 #[tokio::main]
 async fn main() -> Result<(), AnyError> {
@@ -38,8 +38,10 @@ async fn main() -> Result<(), AnyError> {
         .lease(Duration::from_secs(5))
         .dead_letters(Arc::new(dead_letters))
         .build()?;
-    let source = NatsSource::builder(hapax_nats::jetstream(&broker).await?, "ORDERS", "emails");
-    let source = Arc::new(source.ack_wait(Duration::from_secs(5)).start().await?);
+    let connector = NatsConnector::new(&broker);
+    let source = NatsSource::builder(connector.connect().await?, "ORDERS", "emails");
+    let source = source.connector(connector).ack_wait(Duration::from_secs(5)).start().await?;
+    let source = Arc::new(source);
 
     let send = move |execution: MessageExecution| send(api.clone(), execution);
     Consumer::new(inbox, source, send, ConsumerLimits::default())?.run(shutdown()).await;

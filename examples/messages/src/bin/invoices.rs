@@ -11,7 +11,7 @@ use hapax::BoxFuture;
 use hapax::messages::{BatchConsumer, BatchItem, BatchOptions, MessageFailure};
 use hapax::postgres_messages::{Connections, PgInbox};
 use hapax_messages_examples::{AnyError, argument, shutdown};
-use hapax_nats::NatsSource;
+use hapax_nats::{NatsConnector, NatsSource};
 use sqlx::Postgres;
 use sqlx::pool::PoolConnection;
 
@@ -26,7 +26,7 @@ struct Created {
 #[tokio::main]
 async fn main() -> Result<(), AnyError> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let broker = hapax_nats::jetstream(&argument(1, "a broker")?).await?;
+    let connector = NatsConnector::new(argument(1, "a broker")?);
     let pool = sqlx::PgPool::connect(&argument(2, "a database")?).await?;
     let connections = Connections::new(move || {
         let pool = pool.clone();
@@ -34,8 +34,9 @@ async fn main() -> Result<(), AnyError> {
     })
     .discard_with(|connection| drop(connection.detach()));
     let inbox = PgInbox::new("invoices", connections, MONTH, invoice);
-    let source = NatsSource::builder(broker, "ORDERS", "invoices");
-    let source = Arc::new(source.ack_wait(Duration::from_secs(5)).start().await?);
+    let source = NatsSource::builder(connector.connect().await?, "ORDERS", "invoices");
+    let source = source.connector(connector).ack_wait(Duration::from_secs(5)).start().await?;
+    let source = Arc::new(source);
     let consumer = BatchConsumer::new(Arc::new(inbox), source, BatchOptions::default())?;
     consumer.run(shutdown()).await;
     Ok(())

@@ -11,7 +11,7 @@ use hapax::messages::{Consumer, ConsumerLimits, Inbox, MessageExecution, Message
 use hapax::postgres_messages::{Connections, PgDeadLetterStore};
 use hapax::prelude::*;
 use hapax_messages_examples::{AnyError, Api, argument, shutdown};
-use hapax_nats::NatsSource;
+use hapax_nats::{NatsConnector, NatsSource};
 
 #[tokio::main]
 async fn main() -> Result<(), AnyError> {
@@ -32,8 +32,10 @@ async fn main() -> Result<(), AnyError> {
         .lease(Duration::from_secs(5)) // the time for which a crash blocks its messages
         .dead_letters(Arc::new(dead_letters))
         .build()?;
-    let source = NatsSource::builder(hapax_nats::jetstream(&broker).await?, "ORDERS", "payments");
-    let source = Arc::new(source.ack_wait(Duration::from_secs(5)).start().await?);
+    let connector = NatsConnector::new(&broker);
+    let source = NatsSource::builder(connector.connect().await?, "ORDERS", "payments");
+    let source = source.connector(connector).ack_wait(Duration::from_secs(5)).start().await?;
+    let source = Arc::new(source);
 
     let charge = move |execution: MessageExecution| charge(api.clone(), execution);
     Consumer::new(inbox, source, charge, ConsumerLimits::default())?.run(shutdown()).await;

@@ -46,6 +46,9 @@ impl MemoryBroker {
     /// Size of the largest payload, in bytes.
     pub const MAX_PAYLOAD: usize = 1 << 20;
 
+    /// Header of a message that the broker cannot read, with the reason.
+    pub const UNREADABLE: &str = "hapax-testkit-unreadable";
+
     /// Adds a message to the queue.
     pub fn send(&self, message: Message) {
         let mut state = self.shared.lock();
@@ -239,6 +242,10 @@ impl Delivery for MemoryDelivery {
 
     fn is_redelivery(&self) -> bool {
         self.is_redelivery
+    }
+
+    fn unreadable(&self) -> Option<&str> {
+        std::str::from_utf8(self.message.header(MemoryBroker::UNREADABLE)?).ok()
     }
 
     fn has_ended(&self) -> bool {

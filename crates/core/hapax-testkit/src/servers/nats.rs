@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
@@ -15,12 +17,19 @@ pub struct NatsServer {
     folder: tempfile::TempDir,
     port: u16,
     child: Option<Child>,
+    config: String,
 }
 
 impl NatsServer {
     /// Starts a server.
     pub async fn start() -> Self {
-        let mut server = Self { folder: super::folder(), port: free_port(), child: None };
+        Self::with("").await
+    }
+
+    /// Starts a server with more lines of its configuration, such as users.
+    pub async fn with(config: &str) -> Self {
+        let (folder, config) = (super::folder(), config.to_owned());
+        let mut server = Self { folder, port: free_port(), child: None, config };
         // Another process may have taken the port in between.
         for _ in 0..5 {
             if server.try_start().await {
@@ -41,6 +50,24 @@ impl NatsServer {
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         loopback(self.port)
+    }
+
+    /// Publishes a message whose subject and headers are these bytes, which no client library would send. The headers
+    /// begin with the version line.
+    pub async fn publish_raw(&self, subject: &[u8], headers: &[u8], payload: &[u8]) {
+        let stream = TcpStream::connect(self.address()).await.expect("the server listens");
+        let mut stream = BufReader::new(stream);
+        let total = headers.len() + payload.len();
+        let lengths = format!(" {} {total}\r\n", headers.len());
+        let connect: &[u8] = b"CONNECT {\"verbose\":false,\"headers\":true}\r\nHPUB ";
+        let parts = [connect, subject, lengths.as_bytes(), headers, payload, b"\r\nPING\r\n"];
+        stream.write_all(&parts.concat()).await.expect("the server reads");
+        let mut line = String::new();
+        while !line.starts_with("PONG") {
+            assert!(!line.starts_with("-ERR"), "{line}");
+            line.clear();
+            stream.read_line(&mut line).await.expect("the server answers");
+        }
     }
 
     /// Freezes it (SIGSTOP): connections stay open without an answer.
@@ -74,10 +101,13 @@ impl NatsServer {
     }
 
     async fn try_start(&mut self) -> bool {
+        let config = self.folder.path().join("server.conf");
+        std::fs::write(&config, &self.config).expect("a file");
         let log = std::fs::File::create(self.log()).expect("a file");
         let mut command = Command::new(program(&["nats-server"]));
         command.arg("--jetstream").arg("--store_dir").arg(self.folder.path());
         command.args(["--addr", "127.0.0.1", "--port", &self.port.to_string()]);
+        command.arg("--config").arg(config);
         command.stderr(log).kill_on_drop(true).process_group(0);
         let child = command.spawn().expect("nats-server can be started");
         let path = self.log();

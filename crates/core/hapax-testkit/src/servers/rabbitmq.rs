@@ -25,11 +25,14 @@ pub struct RabbitMqServerOptions {
     pub max_message_size: usize,
     /// Certificate and key of [`RabbitMqServer::tls_url`], in PEM.
     pub certificate: Option<(String, String)>,
+    /// Roots of the certificates of clients, in PEM. With TLS a client must have one then, and may log in by it
+    /// (`EXTERNAL`) as the user of its common name.
+    pub client_roots: Option<String>,
 }
 
 impl Default for RabbitMqServerOptions {
     fn default() -> Self {
-        Self { max_message_size: 128 << 20, certificate: None }
+        Self { max_message_size: 128 << 20, certificate: None, client_roots: None }
     }
 }
 
@@ -80,7 +83,13 @@ impl RabbitMqServer {
             std::fs::write(server.folder.path().join(name), text).expect("a file");
         };
         // Without plugins it starts sooner.
-        write("plugins", "[].");
+        match &server.options.client_roots {
+            None => write("plugins", "[]."),
+            Some(roots) => {
+                write("plugins", "[rabbitmq_auth_mechanism_ssl].");
+                write("client-roots", roots);
+            }
+        }
         write("console.erl", CONSOLE);
         if let Some((certificate, key)) = &server.options.certificate {
             write("certificate", certificate);
@@ -202,13 +211,21 @@ impl RabbitMqServer {
         if self.options.certificate.is_none() {
             return size;
         }
-        let file = |name: &str| self.folder.path().join(name);
+        let file = |name: &str| self.folder.path().join(name).display().to_string();
+        let clients = match self.options.client_roots {
+            None => "ssl_options.verify = verify_none\n".to_owned(),
+            Some(_) => format!(
+                "ssl_options.cacertfile = {}\nssl_options.verify = verify_peer\n\
+                 ssl_options.fail_if_no_peer_cert = true\nssl_cert_login_from = common_name\n\
+                 auth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = EXTERNAL\n",
+                file("client-roots")
+            ),
+        };
         format!(
-            "{size}listeners.ssl.1 = {}\nssl_options.certfile = {}\nssl_options.keyfile = {}\n\
-             ssl_options.verify = verify_none\n",
+            "{size}listeners.ssl.1 = {}\nssl_options.certfile = {}\nssl_options.keyfile = {}\n{clients}",
             loopback(self.ports.tls),
-            file("certificate").display(),
-            file("key").display()
+            file("certificate"),
+            file("key")
         )
     }
 

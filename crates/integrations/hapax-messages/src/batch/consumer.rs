@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use self::partitions::{PartitionQueues, divide};
-use self::single::{AttemptState, Retry, Single, again};
+use self::single::{AttemptState, Retry, Single, Unhandled, again};
 use super::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
 use super::slots::Slots;
 use super::{BatchError, BatchInbox, BatchItem, EntryState};
@@ -30,8 +30,8 @@ use crate::inbox::{Attempts, Finish, FirstIds, HoldCause, OnTooOld};
 use crate::retention::Retention;
 use crate::source::{Delivery, MessageSource};
 
-/// The id of a message and that of the dead letter from which it was redriven, or why it has no id.
-type Identified = Result<(MessageId, Option<[u8; 32]>), MessageIdError>;
+/// The id of a message and that of the dead letter from which it was redriven, or why it is not handled.
+type Identified = Result<(MessageId, Option<[u8; 32]>), Unhandled>;
 
 /// Pause after an error of the source or the database.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
@@ -257,7 +257,8 @@ impl BatchState {
         slots: Vec<OwnedSemaphorePermit>,
     ) -> Vec<(Identified, Arc<dyn Delivery>, Slot)> {
         if let Some(first_ids) = &self.first_ids {
-            let messages = received.iter().map(|it| it.message());
+            let readable = received.iter().filter(|it| it.unreadable().is_none());
+            let messages = readable.map(|it| it.message());
             first_ids.received(self.inbox.consumer(), &self.ids, messages);
         }
         let sizes: Vec<_> = received.iter().map(|it| it.message().bytes()).collect();
@@ -265,6 +266,13 @@ impl BatchState {
         let identify = |(delivery, (slot, memory)): (Arc<dyn Delivery>, _)| {
             let slot = self.counters.received(slot, memory);
             let identified = identify(self.inbox.consumer(), &self.ids, delivery.message());
+            let identified = match delivery.unreadable() {
+                None => identified.map_err(Unhandled::WithoutId),
+                Some(text) => {
+                    let id = identified.ok().map(|(id, _)| id);
+                    Err(Unhandled::Unreadable(id, text.to_owned()))
+                }
+            };
             (identified, delivery, slot)
         };
         received.into_iter().zip(slots).map(identify).collect()
@@ -286,8 +294,8 @@ impl BatchState {
         for (identified, delivery, slot) in self.identify(received, slots) {
             let (id, dead_letter) = match identified {
                 Ok(identified) => identified,
-                Err(error) => {
-                    tasks.spawn(Arc::clone(self).drive_without_id(delivery, error, slot));
+                Err(unhandled) => {
+                    tasks.spawn(Arc::clone(self).drive_unhandled(delivery, unhandled, slot));
                     continue;
                 }
             };
@@ -389,14 +397,14 @@ impl BatchState {
         self.holding(held, self.deliver_single(item, is_old, AttemptState::default())).await;
     }
 
-    async fn drive_without_id(
+    async fn drive_unhandled(
         self: Arc<Self>,
         delivery: Arc<dyn Delivery>,
-        error: MessageIdError,
+        unhandled: Unhandled,
         _slot: Slot,
     ) {
         let held = vec![Arc::downgrade(&delivery)];
-        self.holding(held, self.park_without_id(&delivery, &error)).await;
+        self.holding(held, self.park_unhandled(&delivery, &unhandled)).await;
     }
 
     /// Applies a batch, and divides it while it fails. Returns the messages to try alone; with

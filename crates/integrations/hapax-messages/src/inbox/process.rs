@@ -101,7 +101,8 @@ impl InboxState {
     /// Notes messages that were received together.
     pub(crate) fn received(&self, received: &[Arc<dyn Delivery>]) {
         if let Some(first_ids) = &self.first_ids {
-            first_ids.received(&self.consumer, &self.ids, received.iter().map(|it| it.message()));
+            let readable = received.iter().filter(|it| it.unreadable().is_none());
+            first_ids.received(&self.consumer, &self.ids, readable.map(|it| it.message()));
         }
     }
 
@@ -136,12 +137,14 @@ impl InboxState {
         let identity = match identity {
             Ok(identity) => identity,
             Err(error) => {
-                let first_ids = self.first_ids.as_ref();
-                if first_ids.is_some_and(|ids| ids.holds(error)) {
-                    return Disposition::Held(NO_ID_PAUSE, HoldCause::NoId);
-                }
-                let (message, reason) = (delivery.message(), DeadLetterReason::NoId);
-                return self.park(None, message, reason, 0, &error.to_string(), progress).await;
+                let (reason, text) = match delivery.unreadable() {
+                    Some(text) => (DeadLetterReason::Unreadable, text.to_owned()),
+                    None if self.first_ids.as_ref().is_some_and(|ids| ids.holds(error)) => {
+                        return Disposition::Held(NO_ID_PAUSE, HoldCause::NoId);
+                    }
+                    None => (DeadLetterReason::NoId, error.to_string()),
+                };
+                return self.park(None, delivery.message(), reason, 0, &text, progress).await;
             }
         };
         let Identity { operation, request, .. } = identity;
@@ -365,6 +368,9 @@ impl Processing<'_> {
         let inbox = self.inbox;
         if let Some(Parking { reason, attempts, error }) = self.progress.parking.clone() {
             return Some(self.park(reason, attempts, &error).await);
+        }
+        if let Some(text) = self.delivery.unreadable() {
+            return Some(self.park(DeadLetterReason::Unreadable, attempt - 1, text).await);
         }
         let Attempts { max, max_crashes, .. } = inbox.attempts;
         if attempt > max.get() || crashes >= max_crashes.get() {

@@ -308,3 +308,22 @@ async fn in_batch_mode_too_the_first_messages_are_held_while_none_has_an_id() {
         running.abort();
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn in_batch_mode_too_a_message_that_the_source_cannot_read_is_parked() {
+    let (inbox, broker) = (Arc::new(Sizes::default()), MemoryBroker::default());
+    for id in ["m-1", "odd"] {
+        let message = message(id);
+        broker.send(match id {
+            "odd" => message.with_header(MemoryBroker::UNREADABLE, "a test"),
+            _ => message,
+        });
+    }
+    let source = Arc::new(broker.clone());
+    let consumer = BatchConsumer::new(inbox.clone(), source, BatchOptions::default()).unwrap();
+    let monitor = consumer.monitor();
+    let running = tokio::spawn(consumer.run(std::future::pending()));
+    broker.emptied().await;
+    assert_eq!((monitor.stats().handled, monitor.stats().parked), (1, 1));
+    running.abort();
+}

@@ -1,4 +1,5 @@
-//! Faults that are not a message's own: rules that find no id, and withdrawn attempts.
+//! Messages that are not handled for another reason than a failed attempt: rules that find no id, withdrawn attempts, and
+//! messages that the source cannot read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,6 +8,7 @@ use std::time::Duration;
 use hapax_messages::{
     DeadLetter, DeadLetterReason, InboxBuilder, Message, MessageExecution, MessageFailure,
 };
+use hapax_testkit::messages::MemoryBroker;
 use tokio::time::{sleep, timeout};
 
 use super::world::*;
@@ -164,5 +166,50 @@ async fn a_withdrawn_attempt_does_not_count_and_its_message_is_never_parked() {
     assert_eq!(world.effects(), once(["m-1".to_owned()]));
     assert_eq!(calls.load(Ordering::SeqCst), 21);
     assert!(world.dead_letters().is_empty());
+    process.stop().await;
+}
+
+/// A message that the broker cannot read.
+fn unreadable(message: Message) -> Message {
+    message.with_header(MemoryBroker::UNREADABLE, "a test")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_the_source_cannot_read_is_parked_once_and_not_handled() {
+    let world = World::new();
+    let process = world.process(|inbox| inbox.reexecute().expect_ids(), world.counting());
+    // It has no id that shows that the rules are right, and is not held as one without an id.
+    world.broker.send(unreadable(nameless(1)));
+    for _ in 0..2 {
+        world.broker.send(unreadable(message("odd")));
+        let emptied = timeout(Duration::from_secs(5), world.broker.emptied()).await;
+        emptied.expect("none is held");
+    }
+    assert_eq!(process.monitor.stats().without_id, 0);
+    let expected = |id: &str| (id.to_owned(), DeadLetterReason::Unreadable, 0, "a test".to_owned());
+    assert_eq!(world.dead_letters(), [expected(""), expected("odd")]);
+    // One that was handled before is a duplicate.
+    world.send("m-1");
+    world.broker.emptied().await;
+    world.broker.send(unreadable(message("m-1")));
+    world.broker.emptied().await;
+    assert_eq!(world.effects(), once(["m-1".to_owned()]));
+    assert_eq!((world.dead_letters().len(), process.monitor.stats().parked), (2, 2));
+    process.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_the_source_cannot_read_parks_those_behind_it_with_its_order_key() {
+    let world = World::new();
+    world.broker.send(unreadable(message("odd")).with_key("a"));
+    for (id, key) in [("a-2", "a"), ("b-1", "b")] {
+        world.broker.send(message(id).with_key(key));
+    }
+    let process = world.process(|inbox| inbox.reexecute().ordered(), world.counting());
+    world.broker.emptied().await;
+    assert_eq!(world.effects(), once(["b-1".to_owned()]));
+    let reasons = world.dead_letters().into_iter().map(|(id, reason, ..)| (id, reason));
+    let expected = [("a-2", DeadLetterReason::Blocked), ("odd", DeadLetterReason::Unreadable)];
+    assert!(reasons.eq(expected.map(|(id, reason)| (id.to_owned(), reason))));
     process.stop().await;
 }

@@ -11,7 +11,7 @@ use hapax_messages::IdRule;
 
 use crate::admin::{self, AdminAddr};
 use crate::logging::FormatArg;
-use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector};
+use crate::messages::{BrokerArgs, HiddenUrl, PropertyArgs, SchemaSelector};
 use crate::proxies::ProxyArg;
 use crate::store::RequiredStoreArg;
 
@@ -135,6 +135,8 @@ pub(super) struct SourceArgs {
     /// a message may be unacknowledged [default: 30m, as the server's]
     #[arg(long, value_name = "DUR", value_parser = crate::duration)]
     pub(super) consumer_timeout: Option<Duration>,
+    #[command(flatten)]
+    pub(super) broker: BrokerArgs,
     #[command(flatten)]
     pub(super) properties: PropertyArgs,
 }

@@ -24,6 +24,7 @@ impl Observed for ConsumeMonitor {
     fn metrics(&self) -> Vec<Metric> {
         let stats = self.consumer.stats();
         let failing = self.service.failing_for().unwrap_or_default();
+        let of_nats = self.source.nats_stats();
         let counters = [
             ("consume_received_total", "Messages that were received.", stats.received),
             ("consume_handled_total", "Messages that the service accepted.", stats.handled),
@@ -57,6 +58,16 @@ impl Observed for ConsumeMonitor {
                 "consume_source_failures_total",
                 "Times that the broker returned an error.",
                 stats.source_failures,
+            ),
+            (
+                "consume_connection_ends_total",
+                "Times that the connection to a NATS server ended.",
+                of_nats.connection_ends,
+            ),
+            (
+                "consume_unreadable_total",
+                "Messages of NATS that its client cannot read, and that become dead letters.",
+                of_nats.unreadable,
             ),
         ];
         let gauges = [
@@ -97,6 +108,12 @@ impl Observed for ConsumeMonitor {
         let (failing, deployment_error) =
             (self.service.failing_for(), self.service.deployment_error());
         let stopped = self.source.stopped_partitions();
+        if self.source.nats_stats().ends_often {
+            return Some(
+                "the connection to the broker ends again and again; the log has the cause\n"
+                    .to_owned(),
+            );
+        }
         unready(&self.consumer.stats(), failing, deployment_error.as_deref(), stopped)
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_messages::MessageSource;
-use hapax_nats::{NatsOrderKey, NatsSource};
+use hapax_nats::{NatsConnector, NatsOrderKey, NatsSource, NatsSourceStats};
 
 #[cfg(feature = "kafka")]
 use self::kafka::KafkaPlan;
@@ -34,6 +34,7 @@ pub(super) enum SourcePlan {
 pub(super) enum OpenSource {
     /// One that ends when it is dropped.
     Plain(Arc<dyn MessageSource>),
+    Nats(Arc<NatsSource>),
     #[cfg(feature = "kafka")]
     Kafka(Arc<hapax_kafka::KafkaSource>),
 }
@@ -43,6 +44,7 @@ impl OpenSource {
     pub(super) fn receiver(&self) -> Arc<dyn MessageSource> {
         match self {
             Self::Plain(source) => Arc::clone(source),
+            Self::Nats(source) => Arc::clone(source) as Arc<dyn MessageSource>,
             #[cfg(feature = "kafka")]
             Self::Kafka(source) => Arc::clone(source) as Arc<dyn MessageSource>,
         }
@@ -51,16 +53,24 @@ impl OpenSource {
     /// Returns the number of partitions that are assigned and not received.
     pub(super) fn stopped_partitions(&self) -> usize {
         match self {
-            Self::Plain(_) => 0,
+            Self::Plain(_) | Self::Nats(_) => 0,
             #[cfg(feature = "kafka")]
             Self::Kafka(source) => source.stopped_partitions().len(),
+        }
+    }
+
+    /// Returns the counters of a NATS source; zeros for another one.
+    pub(super) fn nats_stats(&self) -> NatsSourceStats {
+        match self {
+            Self::Nats(source) => source.stats(),
+            _ => NatsSourceStats::default(),
         }
     }
 
     /// Ends the source after its consumer.
     pub(super) async fn close(self) {
         match self {
-            Self::Plain(_) => {}
+            Self::Plain(_) | Self::Nats(_) => {}
             // It commits, and leaves the group.
             #[cfg(feature = "kafka")]
             Self::Kafka(source) => source.close().await,
@@ -71,6 +81,7 @@ impl OpenSource {
 /// Settings of a durable consumer of a stream.
 #[derive(Debug)]
 pub(super) struct NatsPlan {
+    connector: NatsConnector,
     stream: String,
     durable: String,
     subjects: Vec<String>,
@@ -91,15 +102,16 @@ impl SourcePlan {
         match scheme.as_deref() {
             Some("nats" | "tls") => {
                 reject_others(args, NATS)?;
-                NatsPlan::new(args, consumer, limits.lease).map(Self::Nats)
+                NatsPlan::new(url, args, consumer, limits.lease).map(Self::Nats)
             }
             Some("amqp" | "amqps") => {
                 reject_others(args, RABBIT)?;
-                RabbitPlan::new(args, limits).map(Self::Rabbit)
+                RabbitPlan::new(url, args, limits).map(Self::Rabbit)
             }
             #[cfg(feature = "kafka")]
             Some("kafka") => {
                 reject_others(args, KAFKA)?;
+                args.broker.rejected_with_others("--from")?;
                 KafkaPlan::new(url, args, consumer, limits).map(Self::Kafka)
             }
             #[cfg(not(feature = "kafka"))]
@@ -114,7 +126,7 @@ impl SourcePlan {
     /// Connects to the broker at `url`.
     pub(super) async fn open(self, url: &str) -> Result<OpenSource, CliError> {
         match self {
-            Self::Nats(plan) => Ok(OpenSource::Plain(Arc::new(plan.open(url).await?))),
+            Self::Nats(plan) => Ok(OpenSource::Nats(Arc::new(plan.open().await?))),
             Self::Rabbit(plan) => Ok(OpenSource::Plain(Arc::new(plan.open(url).await?))),
             #[cfg(feature = "kafka")]
             Self::Kafka(plan) => Ok(OpenSource::Kafka(Arc::new(plan.open().await?))),
@@ -145,7 +157,12 @@ fn reject_others(args: &SourceArgs, own: &str) -> Result<(), CliError> {
 }
 
 impl NatsPlan {
-    fn new(args: &SourceArgs, consumer: &str, lease: Duration) -> Result<Self, CliError> {
+    fn new(
+        url: &str,
+        args: &SourceArgs,
+        consumer: &str,
+        lease: Duration,
+    ) -> Result<Self, CliError> {
         let Some(stream) = &args.stream else {
             return Err(CliError::usage(
                 "--stream: expected the stream of a NATS server, found none: add --stream NAME",
@@ -177,6 +194,7 @@ impl NatsPlan {
             )));
         }
         Ok(Self {
+            connector: args.broker.nats(url, "--from")?,
             stream: stream.clone(),
             durable: consumer.to_owned(),
             subjects: args.subjects.clone(),
@@ -185,14 +203,14 @@ impl NatsPlan {
         })
     }
 
-    async fn open(self, url: &str) -> Result<NatsSource, CliError> {
-        let context = hapax_nats::jetstream(url).await;
-        let context = context.map_err(|error| {
+    async fn open(self) -> Result<NatsSource, CliError> {
+        let context = self.connector.connect().await.map_err(|error| {
             CliError::unavailable(format!(
                 "--from: expected a NATS server, found an error: {error}"
             ))
         })?;
         let source = NatsSource::builder(context, self.stream, self.durable)
+            .connector(self.connector)
             .filter_subjects(self.subjects)
             .ack_wait(self.ack_wait)
             .order_key(self.order_key);

@@ -11,6 +11,7 @@ use hapax_gateway::{StoreUrl, UrlText};
 use hapax_messages::DeadLetterReason;
 use hapax_postgres_messages::SchemaName;
 
+use super::broker::BrokerArgs;
 use super::properties::PropertyArgs;
 use crate::sql::RoleArgs;
 
@@ -108,6 +109,8 @@ pub(super) struct RedriveArgs {
     #[arg(long, value_name = "URL", env = "HAPAX_BROKER", hide_env_values = true)]
     pub(super) to: Option<HiddenUrl>,
     #[command(flatten)]
+    pub(super) broker: BrokerArgs,
+    #[command(flatten)]
     pub(super) properties: PropertyArgs,
     /// Store of the inbox of a consumer in claim mode, in which the records of the messages are
     /// released; without it they are duplicates, and are not handled. Before you name a file: store,
@@ -195,6 +198,8 @@ pub(super) enum ReasonArg {
     Gap,
     /// The sink of a relay rejected the message
     Unpublishable,
+    /// The client of the broker cannot read the message
+    Unreadable,
 }
 
 impl From<ReasonArg> for DeadLetterReason {
@@ -209,6 +214,7 @@ impl From<ReasonArg> for DeadLetterReason {
             ReasonArg::Blocked => Self::Blocked,
             ReasonArg::Gap => Self::Gap,
             ReasonArg::Unpublishable => Self::Unpublishable,
+            ReasonArg::Unreadable => Self::Unreadable,
         }
     }
 }

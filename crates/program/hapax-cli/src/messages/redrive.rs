@@ -85,7 +85,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
         is_file: matches!(store, Some(StoreUrl::File(_))),
         dead_letters: dead_letters(&args.at).await?,
         sink: match &args.to {
-            Some(url) => Some(sink(url, &args.properties).await?),
+            Some(url) => Some(sink(url, &args.properties, &args.broker).await?),
             None => None,
         },
         records: match store {

@@ -10,7 +10,7 @@ use hapax_messages::{MessageSink, PublishError};
 use hapax_nats::NatsSink;
 use hapax_rabbitmq::RabbitSink;
 
-use super::{HiddenUrl, PropertyArgs};
+use super::{BrokerArgs, HiddenUrl, PropertyArgs};
 #[cfg(feature = "kafka")]
 use super::{SERVERS, not_started};
 use crate::exit::{CliError, of};
@@ -21,6 +21,7 @@ use crate::keys::TIMEOUT;
 pub(crate) async fn sink(
     url: &HiddenUrl,
     properties: &PropertyArgs,
+    broker: &BrokerArgs,
 ) -> Result<Arc<dyn MessageSink>, CliError> {
     let scheme = scheme(&url.0);
     if scheme.as_deref() != Some("kafka") {
@@ -28,12 +29,18 @@ pub(crate) async fn sink(
     }
     match scheme.as_deref() {
         Some("nats" | "tls") => {
-            let sink = NatsSink::connect(&url.0).await;
-            let sink = sink.map_err(|error| CliError::unavailable(format!("--to: {error}")))?;
-            Ok(Arc::new(sink))
+            let context = broker.nats(&url.0, "--to")?.connect().await;
+            let context =
+                context.map_err(|error| CliError::unavailable(format!("--to: {error}")))?;
+            Ok(Arc::new(NatsSink::new(context)))
         }
-        Some("amqp" | "amqps") => Ok(Arc::new(rabbit_sink(url, "", NonZeroUsize::MIN).await?)),
-        Some("kafka") => kafka_sink(url, properties, None).await,
+        Some("amqp" | "amqps") => {
+            Ok(Arc::new(rabbit_sink(url, broker, "", NonZeroUsize::MIN).await?))
+        }
+        Some("kafka") => {
+            broker.rejected_with_others("--to")?;
+            kafka_sink(url, properties, None).await
+        }
         other => Err(CliError::usage(format!(
             "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST or kafka://HOST, found {}",
             found_scheme(other)
@@ -113,10 +120,14 @@ pub(crate) fn without_kafka(flag: &str) -> CliError {
 /// Connects to an exchange of RabbitMQ.
 pub(crate) async fn rabbit_sink(
     url: &HiddenUrl,
+    broker: &BrokerArgs,
     exchange: &str,
     channels: NonZeroUsize,
 ) -> Result<RabbitSink, CliError> {
-    let builder = RabbitSink::builder(&url.0).map_err(of("--to"))?;
+    let mut builder = RabbitSink::builder(&url.0).map_err(of("--to"))?;
+    if let Some(login) = broker.rabbit(&url.0, "--to")? {
+        builder = builder.login(login).map_err(of("--to"))?;
+    }
     let sink = builder.exchange(exchange).channels(channels).connect().await;
     sink.map_err(|error| match error {
         PublishError::Rejected(cause) => CliError::usage(format!("--exchange: {cause}")),

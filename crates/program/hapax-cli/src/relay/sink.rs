@@ -33,6 +33,7 @@ pub(super) async fn open(
     }
     match scheme.as_deref() {
         Some("http" | "https") => {
+            args.broker.rejected_with_others("--to")?;
             let builder = WebhookSink::builder(&args.to.0).timeout(args.publish_timeout);
             let builder = match args.proxy.of(&args.to.0)? {
                 Some(proxy) => builder.proxy(proxy),
@@ -61,15 +62,18 @@ pub(super) async fn open(
             if is_rabbit {
                 let exchange = args.exchange.as_deref().unwrap_or_default();
                 let channels = args.in_flight.unwrap_or(CHANNELS);
-                let sink = crate::messages::rabbit_sink(&args.to, exchange, channels).await?;
+                let broker = &args.broker;
+                let sink =
+                    crate::messages::rabbit_sink(&args.to, broker, exchange, channels).await?;
                 return Ok((Arc::new(sink), channels));
             }
             let sink = match scheme.as_deref() {
                 Some("kafka") => {
+                    args.broker.rejected_with_others("--to")?;
                     let timeout = Some(args.publish_timeout);
                     crate::messages::kafka_sink(&args.to, &args.properties, timeout).await?
                 }
-                _ => crate::messages::sink(&args.to, &args.properties).await?,
+                _ => crate::messages::sink(&args.to, &args.properties, &args.broker).await?,
             };
             Ok((sink, RelayLimits::default().in_flight))
         }

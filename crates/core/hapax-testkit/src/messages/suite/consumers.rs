@@ -292,6 +292,10 @@ impl Delivery for LossyDelivery {
         self.delivery.is_redelivery()
     }
 
+    fn unreadable(&self) -> Option<&str> {
+        self.delivery.unreadable()
+    }
+
     fn has_ended(&self) -> bool {
         self.delivery.has_ended()
     }

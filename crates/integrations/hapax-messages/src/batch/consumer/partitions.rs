@@ -6,10 +6,9 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 
-use super::{AttemptState, BatchState};
+use super::{AttemptState, BatchState, Unhandled};
 use crate::batch::{BatchItem, EntryState};
 use crate::consumer::Slot;
-use crate::id::MessageIdError;
 use crate::partition::{Partition, PositionStep};
 use crate::source::Delivery;
 
@@ -20,7 +19,7 @@ enum Queued {
     /// A suspect, which is handled alone.
     Suspect(BatchItem),
     /// A message that becomes a dead letter.
-    WithoutId { delivery: Arc<dyn Delivery>, error: MessageIdError, _slot: Slot },
+    Unhandled { delivery: Arc<dyn Delivery>, unhandled: Unhandled, _slot: Slot },
 }
 
 /// The queues of partitions. A task drives each, until the queues are dropped. The source limits their
@@ -61,7 +60,7 @@ impl BatchState {
             }
             let is_suspect = delivery.is_redelivery();
             let queued = match identified {
-                Err(error) => Queued::WithoutId { delivery, error, _slot: slot },
+                Err(unhandled) => Queued::Unhandled { delivery, unhandled, _slot: slot },
                 Ok((id, dead_letter)) => {
                     // None is too old: the position, and not an id, says that it was not handled.
                     let item = BatchItem::new(id, delivery);
@@ -111,9 +110,9 @@ impl BatchState {
                 Queued::Suspect(item) => {
                     self.deliver_single(item, false, AttemptState::default()).await;
                 }
-                Queued::WithoutId { delivery, error, _slot } => {
+                Queued::Unhandled { delivery, unhandled, _slot } => {
                     if !delivery.has_ended() {
-                        self.park_without_id(&delivery, &error).await;
+                        self.park_unhandled(&delivery, &unhandled).await;
                     }
                 }
             }

@@ -10,7 +10,7 @@ use crate::batch::{BatchAttempt, BatchError, BatchItem, EntryState};
 use crate::consumer::until_ended;
 use crate::dead_letter::{BLOCKED, CRASHED, DeadLetterReason, EXHAUSTED, MISMATCH, TOO_OLD};
 use crate::handler::MessageFailure;
-use crate::id::MessageIdError;
+use crate::id::{MessageId, MessageIdError};
 use crate::inbox::{Finish, HoldCause, NO_ID_PAUSE};
 use crate::source::Delivery;
 
@@ -21,6 +21,13 @@ pub(super) enum Single {
     Fenced,
     /// Tried again after the pause.
     RetryAfter(Duration, HoldCause),
+}
+
+/// Reason for which a message is parked and not handled.
+pub(super) enum Unhandled {
+    WithoutId(MessageIdError),
+    /// The source cannot read it. It may have an id.
+    Unreadable(Option<MessageId>, String),
 }
 
 /// State of a message that is kept while it is handled alone.
@@ -168,19 +175,23 @@ impl BatchState {
         self.park(Some(&item.id), &item.delivery, reason, 0, text, first_at).await
     }
 
-    /// Parks a message without a valid id, until its dead letter is stored or the consumer drains.
-    pub(super) async fn park_without_id(
-        &self,
-        delivery: &Arc<dyn Delivery>,
-        error: &MessageIdError,
-    ) {
+    /// Parks a message that is not handled, until its dead letter is stored or the consumer drains.
+    pub(super) async fn park_unhandled(&self, delivery: &Arc<dyn Delivery>, unhandled: &Unhandled) {
+        let is_held =
+            |error: &_| self.first_ids.as_ref().is_some_and(|first_ids| first_ids.holds(error));
         loop {
-            let is_held = self.first_ids.as_ref().is_some_and(|ids| ids.holds(error));
-            let single = match is_held {
-                true => Single::RetryAfter(NO_ID_PAUSE, HoldCause::NoId),
-                false => {
+            let now = self.clock.now();
+            let single = match unhandled {
+                Unhandled::WithoutId(error) if is_held(error) => {
+                    Single::RetryAfter(NO_ID_PAUSE, HoldCause::NoId)
+                }
+                Unhandled::WithoutId(error) => {
                     let (reason, text) = (DeadLetterReason::NoId, error.to_string());
-                    self.park(None, delivery, reason, 0, &text, self.clock.now()).await
+                    self.park(None, delivery, reason, 0, &text, now).await
+                }
+                Unhandled::Unreadable(id, text) => {
+                    let reason = DeadLetterReason::Unreadable;
+                    self.park(id.as_ref(), delivery, reason, 0, text, now).await
                 }
             };
             match single {

@@ -1,11 +1,17 @@
 //! Each test has its own server.
 
+mod login;
 mod sink;
 mod source;
 mod suite;
+mod unreadable;
+
+use std::num::NonZeroUsize;
 
 use async_nats::jetstream::{Context, stream};
 use hapax_testkit::servers::NatsServer;
+
+const MANY: NonZeroUsize = NonZeroUsize::new(100).unwrap();
 
 /// Returns a context of the server, with the stream `ORDERS` of the subjects `orders.>`.
 async fn context(server: &NatsServer) -> Context {

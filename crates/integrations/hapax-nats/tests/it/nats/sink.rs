@@ -63,6 +63,17 @@ async fn another_payload_under_a_known_id_is_rejected() {
 }
 
 #[tokio::test]
+async fn a_stored_message_that_the_client_cannot_read_is_compared_too() {
+    let server = NatsServer::start().await;
+    let sink = NatsSink::new(context(&server).await);
+    let headers = b"NATS/1.0\r\nNats-Msg-Id: m-1 orders.created\r\nname: M\xfcller\r\n\r\n";
+    server.publish_raw(b"orders.created", headers, b"one").await;
+    sink.publish(&message("m-1", b"one")).await.unwrap();
+    let error = sink.publish(&message("m-1", b"two")).await.unwrap_err();
+    assert!(matches!(&error, PublishError::Rejected(_)), "{error}");
+}
+
+#[tokio::test]
 async fn one_id_to_two_subjects_of_a_stream_is_two_messages() {
     let server = NatsServer::start().await;
     let context = context(&server).await;

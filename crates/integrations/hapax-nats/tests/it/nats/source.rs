@@ -1,6 +1,5 @@
 //! The source.
 
-use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use async_nats::jetstream::Context;
@@ -9,9 +8,7 @@ use hapax_messages::{Delivery, MessageSource};
 use hapax_nats::{NatsOrderKey, NatsSource, NatsStartError};
 use hapax_testkit::servers::NatsServer;
 
-use super::context;
-
-const MANY: NonZeroUsize = NonZeroUsize::new(100).unwrap();
+use super::{MANY, context};
 
 async fn send(context: &Context, payload: String) {
     context.publish("orders.created", payload.into()).await.unwrap().await.unwrap();

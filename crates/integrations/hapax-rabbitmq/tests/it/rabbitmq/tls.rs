@@ -1,14 +1,17 @@
-//! Connections with TLS. The client trusts the certificates of `SSL_CERT_FILE`, so that it is a process of
-//! its own: this program, started again in a role.
+//! Connections with TLS. A client that trusts the certificates of `SSL_CERT_FILE` is a process of its own: this
+//! program, started again in a role.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
 
 use hapax_messages::{MessageId, MessageSink as _, MessageSource as _, OutgoingMessage};
-use hapax_rabbitmq::{RabbitSink, RabbitSource};
+use hapax_rabbitmq::{RabbitLogin, RabbitSink, RabbitSource};
 use hapax_testkit::servers::{RabbitMqServer, RabbitMqServerOptions};
-use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, CertifiedKey, DnType, IsCa, KeyPair,
+    generate_simple_self_signed,
+};
 use tokio::process::Command;
 
 /// The variable with the URL.
@@ -70,5 +73,74 @@ async fn role_of_a_client() {
         let message = received[0].message();
         assert_eq!(message.payload, vec![u8::try_from(number).unwrap(); PAYLOAD]);
         received[0].acknowledge().await.unwrap();
+    }
+}
+
+/// An authority, and the certificates that it signs, with their keys.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, "an authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn sign(&self, name: &str) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// Returns the login of a client that trusts this authority.
+    fn login(&self, (certificate, key): &(String, String)) -> RabbitLogin {
+        let client = Some((certificate.as_bytes(), key.as_bytes()));
+        RabbitLogin::default().certificates(Some(self.0.pem().as_bytes()), client).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_client_logs_in_by_a_password_or_by_its_certificate() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let options = RabbitMqServerOptions {
+        certificate: Some(authority.sign("server")),
+        client_roots: Some(authority.0.pem()),
+        ..RabbitMqServerOptions::default()
+    };
+    let server = RabbitMqServer::with(options).await;
+    let add = "rabbit_auth_backend_internal:add_user(<<\"invoices\">>,<<\"p@ss\">>,<<\"test\">>),\
+               rabbit_auth_backend_internal:set_permissions(<<\"invoices\">>,<<\"/\">>,<<\".*\">>,\
+               <<\".*\">>,<<\".*\">>,<<\"test\">>).";
+    assert_eq!(server.eval(add).await, "ok");
+    let client = authority.sign("invoices");
+    // Without the user of the URL, which is the administrator.
+    let url = server.tls_url().replace("guest:guest@", "");
+    let login = async |login: RabbitLogin, url: &str| {
+        RabbitSink::builder(url).unwrap().login(login)?.connect().await?;
+        Ok::<_, Box<dyn std::error::Error>>(())
+    };
+    login(authority.login(&client).external(), &url).await.unwrap();
+    login(authority.login(&client).password("invoices", "p@ss"), &url).await.unwrap();
+    let plain = RabbitLogin::default().password("invoices", "p@ss");
+    login(plain, &server.url()).await.unwrap();
+    for wrong in [
+        authority.login(&client).password("invoices", "guess"),
+        // There is no such user.
+        authority.login(&authority.sign("nameless")).external(),
+        // One does not trust the other.
+        other.login(&client).external(),
+        authority.login(&other.sign("invoices")).external(),
+    ] {
+        assert!(login(wrong, &url).await.is_err());
+    }
+    let error = login(authority.login(&client), &server.url()).await.unwrap_err().to_string();
+    assert!(error.contains("certificates need amqps://"), "{error}");
+    let (roots, none) = (authority.0.pem(), &b"none"[..]);
+    for (roots, client) in [(none, None), (roots.as_bytes(), Some((none, none)))] {
+        let login = RabbitLogin::default().certificates(Some(roots), client);
+        let error = login.unwrap_err().to_string();
+        assert!(error.contains("in PEM"), "{error}");
     }
 }

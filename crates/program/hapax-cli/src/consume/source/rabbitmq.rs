@@ -3,7 +3,7 @@
 use std::num::{NonZeroU16, NonZeroU32};
 use std::time::Duration;
 
-use hapax_rabbitmq::{RabbitOrderKey, RabbitSource, RabbitStartError};
+use hapax_rabbitmq::{RabbitLogin, RabbitOrderKey, RabbitSource, RabbitStartError};
 
 use super::super::args::{DeliveryLimitArg, LimitArgs, SourceArgs};
 use crate::exit::CliError;
@@ -14,6 +14,7 @@ const USUAL_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(19);
 /// Settings of a consumer of a queue.
 #[derive(Debug)]
 pub(in crate::consume) struct RabbitPlan {
+    login: Option<RabbitLogin>,
     queue: String,
     order_key: RabbitOrderKey,
     prefetch: NonZeroU16,
@@ -23,7 +24,7 @@ pub(in crate::consume) struct RabbitPlan {
 }
 
 impl RabbitPlan {
-    pub(super) fn new(args: &SourceArgs, limits: &LimitArgs) -> Result<Self, CliError> {
+    pub(super) fn new(url: &str, args: &SourceArgs, limits: &LimitArgs) -> Result<Self, CliError> {
         let Some(queue) = &args.queue else {
             return Err(CliError::usage(
                 "--queue: expected the queue of a RabbitMQ server, found none: add --queue NAME",
@@ -45,6 +46,7 @@ impl RabbitPlan {
         };
         let most = u16::try_from(limits.max_unacknowledged.get()).unwrap_or(u16::MAX);
         Ok(Self {
+            login: args.broker.rabbit(url, "--from")?,
             queue: queue.clone(),
             order_key,
             prefetch: NonZeroU16::new(most).unwrap_or(NonZeroU16::MIN),
@@ -64,6 +66,9 @@ impl RabbitPlan {
             .prefetch(self.prefetch)
             .delivery_limit(self.delivery_limit)
             .longest_handler(self.longest_handler);
+        if let Some(login) = self.login {
+            source = source.login(login);
+        }
         if let Some(timeout) = self.consumer_timeout {
             source = source.consumer_timeout(Some(timeout));
         }

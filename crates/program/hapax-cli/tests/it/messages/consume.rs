@@ -138,3 +138,43 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
         assert!(!line.contains("hidden"), "{line}");
     }
 }
+
+#[test]
+fn a_login_at_a_broker_that_cannot_be_used_ends_with_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (password, token) = (file("password", "user=a\npassword=hidden"), file("token", "token=hidden"));
+    let (half, jwt) = (file("half", "user=hidden"), file("jwt", "-----BEGIN NATS USER JWT-----\nhidden"));
+    let (text, url) = (file("text", "hidden"), file("url", "nats://hidden@127.0.0.1:1\n"));
+    let (nats, amqps) = ("nats://127.0.0.1:1", "amqps://127.0.0.1:1");
+    let (credentials, ca) = ("--broker-credentials", "--broker-ca");
+    for (to, flags, expected) in [
+        (nats, &[credentials, "/none"][..], (69, "--broker-credentials: expected a file that can be read")),
+        (nats, &[ca, "/none"], (69, "--broker-ca: expected a file that can be read")),
+        (nats, &[ca, "/dev/zero"], (69, "it is no regular file")),
+        (nats, &["--broker-cert", &text], (64, "--broker-key <PATH>")),
+        (nats, &[credentials, &half], (64, "expected user and password together")),
+        (nats, &[credentials, &text], (64, "line 1: expected user=")),
+        (nats, &[credentials, &jwt], (64, "nsc generate creds")),
+        (amqps, &[credentials, &token], (64, "found credentials of NATS")),
+        (amqps, &[ca, &text], (64, "in PEM")),
+        ("amqp://127.0.0.1:1", &[ca, &text], (64, "--broker-ca: expected amqps://HOST in --to")),
+        ("https://127.0.0.1:1", &[ca, &text], (64, "expected a NATS or RabbitMQ server in --to")),
+    ] {
+        let relay = ["relay", "--from", "postgres://127.0.0.1:1/x", "--to", to];
+        let quiet = ["--admin", "off", "--log-level", "off"];
+        let (code, line) = refused(&[&relay[..], &quiet, flags].concat());
+        assert!(code == expected.0 && line.contains(expected.1), "{flags:?}: {code} {line}");
+        assert!(!line.contains("hidden"), "{line}");
+    }
+    let consume = ["consume", "--from-file", &url, "--stream", "ORDERS", "--consumer", "invoices"];
+    let more = ["--to", "http://127.0.0.1:1", "--store", "postgres://127.0.0.1:1/x"];
+    let login = ["--log-level", "off", credentials, &password];
+    let (code, line) = refused(&[&consume[..], &more, &login].concat());
+    assert!(code == 64 && line.contains("expected a URL without a user or token"), "{line}");
+    assert!(!line.contains("hidden"), "{line}");
+}

@@ -7,34 +7,7 @@ use hapax_core::{Inspect, OperationId, Store, StoreError};
 use hapax_redis::{RedisConnectError, RedisOptions, RedisStore, UnfitServer};
 use hapax_testkit::servers::{RedisServer, RedisServerOptions, free_port};
 
-use super::support::{at, claim, complete, connect, connect_within, expect_stored, key};
-
-/// What the manual tells operators to grant.
-const LEAST: &[&str] = &[
-    "ACL",
-    "SETUSER",
-    "least",
-    "on",
-    ">word",
-    "resetkeys",
-    "resetchannels",
-    "~hapax:*",
-    "&hapax:*",
-    "-@all",
-    "+hello",
-    "+info",
-    "+time",
-    "+get",
-    "+getrange",
-    "+set",
-    "+evalsha",
-    "+eval",
-    "+publish",
-    "+subscribe",
-    "+unsubscribe",
-    "+ping",
-    "+scan",
-];
+use super::support::{at, claim, complete, connect, connect_within, expect_stored, key, permit};
 
 async fn refused(options: RedisOptions) -> RedisConnectError {
     RedisStore::connect(options).await.expect_err("it is no place for a store")
@@ -145,8 +118,8 @@ async fn invalid_options_are_rejected_before_connecting() {
 #[tokio::test]
 async fn the_documented_permissions_suffice() {
     let server = RedisServer::start().await;
-    assert_eq!(server.command_of(LEAST).await, "+OK");
-    let url = format!("redis://least:word@127.0.0.1:{}", server.port());
+    permit(&server, "hapax:").await;
+    let url = format!("redis://hapax:word@127.0.0.1:{}", server.port());
     let store = RedisStore::connect(RedisOptions::new(&url)).await.unwrap();
     let claimed = claim(1);
     expect_stored(&store, &claimed).await;
@@ -158,7 +131,7 @@ async fn the_documented_permissions_suffice() {
     let denied = |error: &RedisConnectError| matches!(error, RedisConnectError::Denied { .. });
     let error = refused(RedisOptions::new(&url).prefix("other:")).await;
     assert!(denied(&error), "{error:?}");
-    server.command("ACL SETUSER least -evalsha").await;
+    server.command("ACL SETUSER hapax -evalsha").await;
     let error = refused(RedisOptions::new(&url)).await;
     assert!(denied(&error), "{error:?}");
     let error = refused(RedisOptions::new(url.replace("word", "guess"))).await;
@@ -168,14 +141,14 @@ async fn the_documented_permissions_suffice() {
 #[tokio::test]
 async fn a_write_that_is_not_permitted_is_known_not_to_have_happened() {
     let server = RedisServer::start().await;
-    server.command_of(LEAST).await;
-    let url = format!("redis://least:word@127.0.0.1:{}", server.port());
+    permit(&server, "hapax:").await;
+    let url = format!("redis://hapax:word@127.0.0.1:{}", server.port());
     let store = RedisStore::connect(RedisOptions::new(url)).await.unwrap();
-    server.command("ACL SETUSER least -set").await;
+    server.command("ACL SETUSER hapax -set").await;
     let swapped = store.swap(claim(1)).await;
     assert!(matches!(swapped, Err(StoreError::Unavailable(_))), "{swapped:?}");
     // Whoever may not tell others writes all the same.
-    server.command("ACL SETUSER least +set resetchannels -publish").await;
+    server.command("ACL SETUSER hapax +set resetchannels -publish").await;
     let claimed = claim(2);
     expect_stored(&store, &claimed).await;
     expect_stored(&store, &complete(&claimed, 3, b"yes")).await;

@@ -12,7 +12,7 @@ use hapax_testkit::servers::RedisServer;
 use hapax_testkit::suite::server;
 
 use super::suite::{OnOneServer, Redis};
-use super::support::{at, claim, connect, expect_stored, key};
+use super::support::{at, claim, connect, expect_stored, key, permit};
 
 const LONG: Duration = Duration::from_secs(86_400);
 
@@ -42,9 +42,11 @@ fn reason<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_schedule_follows_the_rules() {
+async fn a_schedule_follows_the_rules_as_a_user_with_the_rights_of_the_manual() {
     let server = RedisServer::start().await;
-    schedule::schedule_rules(&OnOneServer::new(RedisOptions::new(server.url()))).await;
+    permit(&server, "suite-").await;
+    let url = server.url().replace("//", "//hapax:word@");
+    schedule::schedule_rules(&OnOneServer::new(RedisOptions::new(url))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

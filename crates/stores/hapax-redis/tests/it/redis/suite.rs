@@ -11,7 +11,7 @@ use hapax_testkit::servers::{RedisServer, RedisServerOptions};
 use hapax_testkit::suite::server::{ServerFixture, StoreConnection};
 use hapax_testkit::suite::{self, StoreFixture};
 
-use super::support::at;
+use super::support::{at, permit};
 
 /// One server; each store has a prefix of its own, and so sees nothing of the others.
 pub(crate) struct OnOneServer {
@@ -49,9 +49,11 @@ impl StoreFixture for OnOneServer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_store_follows_the_rules() {
+async fn a_store_follows_the_rules_as_a_user_with_the_rights_of_the_manual() {
     let server = RedisServer::start().await;
-    let fixture = OnOneServer::new(RedisOptions::new(server.url()));
+    permit(&server, "suite-").await;
+    let url = server.url().replace("//", "//hapax:word@");
+    let fixture = OnOneServer::new(RedisOptions::new(url));
     suite::store_rules(&fixture).await;
     suite::inspect_rules(&fixture).await;
 }

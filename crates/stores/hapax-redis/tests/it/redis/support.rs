@@ -26,3 +26,14 @@ pub(crate) async fn connect_within(options: RedisOptions) -> RedisStore {
         }
     }
 }
+
+/// Creates the user `hapax` with the password `word`, and the rights on keys of this prefix that the manual has.
+pub(crate) async fn permit(server: &RedisServer, prefix: &str) {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../core/hapax-core/src/manual/stores.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let (_, rights) = page.split_once("ACL SETUSER hapax ").unwrap();
+    let (rights, _) = rights.split_once("```").unwrap();
+    let rights = rights.replace("hapax:*", &format!("{prefix}*")).replace("PASSWORD", "word");
+    let words = ["ACL", "SETUSER", "hapax"].into_iter().chain(rights.split_whitespace());
+    assert_eq!(server.command_of(&words.collect::<Vec<_>>()).await, "+OK");
+}

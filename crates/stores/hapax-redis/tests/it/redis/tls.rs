@@ -80,3 +80,43 @@ async fn untrusted_certificates_are_rejected_by_client_and_server() {
         assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error:?}");
     }
 }
+
+#[tokio::test]
+async fn a_url_names_the_roots_and_the_certificate_of_the_client() {
+    let encrypted = Encrypted::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let (chain, own) = signed(&encrypted.authority);
+    let roots = file("roots", encrypted.authority.pem());
+    let (chain, own) = (file("chain", chain), file("key", own));
+    let password = "ACL SETUSER app on >p@ss ~* &* +@all";
+    assert_eq!(encrypted.server.command(password).await, "+OK");
+    let url = |parameters: &str| {
+        RedisOptions::new(format!("rediss://app:p%40ss@127.0.0.1:{}/0?{parameters}", encrypted.port))
+    };
+    let right = format!("sslrootcert={roots}&sslcert={chain}&sslkey={own}");
+    let store = RedisStore::connect(url(&right)).await.unwrap();
+    expect_stored(&store, &claim(1)).await;
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
+    url(&right).check().unwrap();
+    let missing = |options: &RedisOptions| {
+        let error = options.check().unwrap_err();
+        assert!(matches!(error, RedisConnectError::CertificateFile { .. }), "{error}");
+        error.to_string()
+    };
+    assert!(missing(&url("sslrootcert=/none/ca.pem")).contains("/none/ca.pem"));
+    // An error does not repeat what may be a password.
+    assert!(!missing(&url("sslrootcert=/ca.pem?password=s3cret")).contains("s3cret"));
+    for (options, expected) in [
+        (url(&format!("sslcert={chain}")), "expected sslcert and sslkey together"),
+        (RedisOptions::new(format!("redis://127.0.0.1?sslrootcert={roots}")), "need rediss://"),
+    ] {
+        let error = options.check().unwrap_err();
+        assert!(matches!(error, RedisConnectError::Url(_)), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}

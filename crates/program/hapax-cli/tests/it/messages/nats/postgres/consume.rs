@@ -2,6 +2,7 @@
 
 mod faults;
 mod python;
+mod unreadable;
 
 use std::collections::BTreeSet;
 

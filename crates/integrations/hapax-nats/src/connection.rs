@@ -1,0 +1,155 @@
+//! The connection of a source to its consumer, which is replaced if its client has ended.
+//!
+//! At a message that it cannot parse, async-nats 0.51 ends the connection, and opens another one. At a carriage return
+//! within the value of a header the task of the client panics, and the client takes no commands any more.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_nats::Subject;
+use async_nats::jetstream::consumer::PullConsumer;
+use async_nats::jetstream::{AckKind, Context};
+use futures_util::FutureExt as _;
+use hapax_messages::SourceError;
+use tokio::time::{sleep, timeout};
+
+use crate::connector::NatsConnector;
+
+/// Time for the server to answer a request.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Interval at which a pull checks whether its connection has ended.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+
+/// Returns the error of a request of a source without a reply.
+pub(crate) fn no_reply(within: Duration) -> SourceError {
+    SourceError::new(no_reply_text(within))
+}
+
+pub(crate) fn no_reply_text(within: Duration) -> String {
+    format!(
+        "expected a reply of the NATS server within {within:?}, found none: check that it runs and can \
+         be reached"
+    )
+}
+
+/// A client and its consumer.
+pub(crate) struct Connected {
+    pub(crate) context: Context,
+    pub(crate) consumer: PullConsumer,
+    /// Connections of the client before this value was created.
+    connects: u64,
+}
+
+impl Connected {
+    pub(crate) fn new(context: Context, consumer: PullConsumer) -> Self {
+        let connects = connects(&context);
+        Self { context, consumer, connects }
+    }
+
+    async fn open(
+        connector: &NatsConnector,
+        stream: &str,
+        consumer: &str,
+    ) -> Result<Self, async_nats::Error> {
+        let context = connector.connect().await?;
+        let consumer = context.get_stream_no_info(stream).await?.get_consumer(consumer).await?;
+        Ok(Self::new(context, consumer))
+    }
+
+    /// Returns how often the connection has ended and was opened again.
+    fn ends(&self) -> u64 {
+        connects(&self.context).saturating_sub(self.connects)
+    }
+
+    /// Returns whether the task of the client has ended: nothing takes commands.
+    pub(crate) fn is_dead(&self) -> bool {
+        matches!(self.context.client().flush().now_or_never(), Some(Err(_)))
+    }
+}
+
+fn connects(context: &Context) -> u64 {
+    context.client().statistics().connects.load(Ordering::Relaxed)
+}
+
+/// The connection of a source.
+pub(crate) struct Link {
+    connector: Option<NatsConnector>,
+    state: Mutex<LinkState>,
+}
+
+struct LinkState {
+    current: Arc<Connected>,
+    /// Ends of the connections of clients before.
+    earlier_ends: u64,
+}
+
+impl Link {
+    pub(crate) fn new(connected: Connected, connector: Option<NatsConnector>) -> Self {
+        let state = LinkState { current: Arc::new(connected), earlier_ends: 0 };
+        Self { connector, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, LinkState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the client, which may have ended.
+    pub(crate) fn current(&self) -> Arc<Connected> {
+        Arc::clone(&self.state().current)
+    }
+
+    /// Returns how often the connection has ended.
+    pub(crate) fn ends(&self) -> u64 {
+        let state = self.state();
+        state.earlier_ends + state.current.ends()
+    }
+
+    /// Waits until the connection has ended more often than `ends`.
+    pub(crate) async fn until_ended(&self, ends: u64) {
+        while self.ends() == ends {
+            sleep(CHECK_EVERY).await;
+        }
+    }
+
+    /// Returns the client, or a new one if it has ended.
+    pub(crate) async fn connected(&self) -> Result<Arc<Connected>, SourceError> {
+        let current = self.current();
+        if !current.is_dead() {
+            return Ok(current);
+        }
+        let Some(connector) = &self.connector else {
+            return Err(SourceError::new(
+                "expected a NATS client, found one whose task has ended, as after a header with a carriage return: \
+                 build the source with `NatsSourceBuilder::connector`, or start the process again",
+            ));
+        };
+        let info = current.consumer.cached_info();
+        let opening = Connected::open(connector, &info.stream_name, &info.name);
+        let opened = timeout(TIMEOUT * 2, opening).await.map_err(|_| no_reply(TIMEOUT * 2))?;
+        let opened = Arc::new(opened.map_err(SourceError::new)?);
+        let mut state = self.state();
+        // Another call may have replaced it.
+        if Arc::ptr_eq(&state.current, &current) {
+            state.earlier_ends += current.ends() + 1;
+            state.current = opened;
+        }
+        Ok(Arc::clone(&state.current))
+    }
+
+    /// Sends an acknowledgement, and waits for the confirmation of the server.
+    pub(crate) async fn confirm(&self, to: &Subject, kind: AckKind) -> Result<(), SourceError> {
+        let client = self.current().context.client();
+        let confirmed = timeout(TIMEOUT, client.request(to.clone(), kind.into())).await;
+        confirmed.map_err(|_| no_reply(TIMEOUT))?.map(drop).map_err(SourceError::new)
+    }
+
+    /// Extends the time within which a message is not delivered again.
+    pub(crate) async fn hold(&self, to: &Subject) -> Result<(), SourceError> {
+        // Never a negative acknowledgement: the server counts those as deliveries.
+        let client = self.current().context.client();
+        let held = timeout(TIMEOUT, client.publish(to.clone(), AckKind::Progress.into())).await;
+        held.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
+    }
+}

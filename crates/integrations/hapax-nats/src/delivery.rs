@@ -1,0 +1,165 @@
+//! Deliveries: messages that the client has parsed, and those that it cannot parse.
+
+use std::sync::Arc;
+
+use async_nats::Subject;
+use async_nats::datetime::DateTime;
+use async_nats::jetstream::stream::RawMessage;
+use async_nats::jetstream::{AckKind, Message as NatsMessage};
+use bytes::Bytes;
+use hapax_core::Timestamp;
+use hapax_core::store::BoxFuture;
+use hapax_messages::{Delivery, LogPosition, Message, SourceError};
+
+use crate::headers::{self, StoredHeaders};
+use crate::source::{NatsOrderKey, Shared};
+use crate::stored;
+
+/// A message, until it is acknowledged or dropped.
+pub(crate) struct NatsDelivery {
+    shared: Arc<Shared>,
+    /// Subject of its acknowledgements.
+    reply: Subject,
+    received: Message,
+    is_redelivery: bool,
+    unreadable: Option<Unreadable>,
+}
+
+/// A message that the client cannot parse.
+struct Unreadable {
+    sequence: u64,
+    reason: String,
+}
+
+impl std::fmt::Debug for NatsDelivery {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NatsDelivery").field("message", &self.received).finish_non_exhaustive()
+    }
+}
+
+impl NatsDelivery {
+    /// Creates the delivery of a message that the client has received.
+    pub(crate) fn received(
+        shared: &Arc<Shared>,
+        message: NatsMessage,
+    ) -> Result<Self, SourceError> {
+        let info = message.info().map_err(SourceError::new)?;
+        let (is_redelivery, sequence) = (info.delivered > 1, info.stream_sequence);
+        shared.inspection.received(sequence);
+        let mut headers = Vec::new();
+        for (name, values) in message.headers.iter().flat_map(|headers| headers.iter()) {
+            for value in values {
+                let value = Bytes::copy_from_slice(value.as_str().as_bytes());
+                headers.push((name.to_string(), value));
+            }
+        }
+        let at = Place { stream: info.stream, sequence, stored_at: info.published };
+        let (subject, payload) = (&message.subject, message.payload.clone());
+        let received = at.message(subject, headers, payload, &shared.order_key);
+        let reply = message.reply.clone();
+        let reply = reply.ok_or_else(|| SourceError::new("a message without a reply subject"))?;
+        Ok(Self { shared: Arc::clone(shared), reply, received, is_redelivery, unreadable: None })
+    }
+
+    /// Creates the delivery of a message of the stream if the client cannot parse it.
+    ///
+    /// The client does not know the subject of its acknowledgements. Of that subject the server reads the
+    /// sequence in the stream, by which it finds the delivery. The other numbers have no effect on a message
+    /// that is not acknowledged, and 0 is the number of no delivery.
+    pub(crate) fn unreadable(
+        shared: &Arc<Shared>,
+        (stream, consumer): (&str, &str),
+        raw: &RawMessage,
+    ) -> Result<Option<Self>, async_nats::Error> {
+        let block = raw.headers.as_deref().filter(|block| !block.is_empty());
+        let block = block.map(stored::decode).transpose()?;
+        let subject = headers::unreadable_subject(&raw.subject, block.is_some());
+        let StoredHeaders { headers, unreadable } =
+            block.map(|block| headers::read(&block)).unwrap_or_default();
+        let Some(found) = subject.or(unreadable) else { return Ok(None) };
+        let sequence = raw.sequence;
+        let reason = format!(
+            "expected a message that the NATS client can read, found {found}: each header unreadable-header has such \
+             a line, percent-encoded; redrive the message with the other headers, or publish it again and drop it"
+        );
+        tracing::warn!(stream, consumer, sequence, found, "the NATS client cannot read a message");
+        let at = Place { stream, sequence, stored_at: raw.time };
+        let payload = stored::decode(&raw.payload)?;
+        Ok(Some(Self {
+            shared: Arc::clone(shared),
+            reply: Subject::from(format!("$JS.ACK.{stream}.{consumer}.1.{sequence}.0.0.0")),
+            received: at.message(&raw.subject, headers, payload, &shared.order_key),
+            is_redelivery: true,
+            unreadable: Some(Unreadable { sequence, reason }),
+        }))
+    }
+}
+
+/// Place of a message in its stream.
+struct Place<'a> {
+    stream: &'a str,
+    sequence: u64,
+    stored_at: DateTime,
+}
+
+impl Place<'_> {
+    fn message(
+        &self,
+        subject: &str,
+        headers: Vec<(String, Bytes)>,
+        payload: Bytes,
+        order_key: &NatsOrderKey,
+    ) -> Message {
+        let stream = self.stream;
+        let micros = u64::try_from(self.stored_at.unix_timestamp_nanos() / 1000).unwrap_or(0);
+        let stored_at = Timestamp::from_micros(micros);
+        let position =
+            LogPosition { topic: stream.into(), partition: 0, offset: self.sequence, stored_at };
+        let mut message = Message::new(format!("nats://{stream}/{subject}"), payload)
+            .with_position(position)
+            .published_at(stored_at);
+        message.headers = headers;
+        let key = match order_key {
+            NatsOrderKey::None => None,
+            NatsOrderKey::Subject => Some(subject.to_owned()),
+            NatsOrderKey::Header(name) => message
+                .header(name)
+                .and_then(|value| std::str::from_utf8(value).ok())
+                // A database would not store a zero byte.
+                .map(|key| key.replace('\0', "\u{fffd}")),
+        };
+        match key {
+            Some(key) => message.with_key(key),
+            None => message,
+        }
+    }
+}
+
+impl Delivery for NatsDelivery {
+    fn message(&self) -> &Message {
+        &self.received
+    }
+
+    fn is_redelivery(&self) -> bool {
+        self.is_redelivery
+    }
+
+    fn unreadable(&self) -> Option<&str> {
+        self.unreadable.as_ref().map(|unreadable| &*unreadable.reason)
+    }
+
+    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            let Some(unreadable) = &self.unreadable else {
+                return self.shared.link.confirm(&self.reply, AckKind::Ack).await;
+            };
+            self.shared.link.confirm(&self.reply, AckKind::Term).await?;
+            self.shared.inspection.terminated(unreadable.sequence);
+            Ok(())
+        })
+    }
+
+    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(self.shared.link.hold(&self.reply))
+    }
+}
