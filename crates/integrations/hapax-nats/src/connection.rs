@@ -148,8 +148,13 @@ impl Link {
     /// Extends the time within which a message is not delivered again.
     pub(crate) async fn hold(&self, to: &Subject) -> Result<(), SourceError> {
         // Never a negative acknowledgement: the server counts those as deliveries.
+        self.send(to, AckKind::Progress).await
+    }
+
+    /// Sends an acknowledgement without a confirmation.
+    pub(crate) async fn send(&self, to: &Subject, kind: AckKind) -> Result<(), SourceError> {
         let client = self.current().context.client();
-        let held = timeout(TIMEOUT, client.publish(to.clone(), AckKind::Progress.into())).await;
-        held.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
+        let sent = timeout(TIMEOUT, client.publish(to.clone(), kind.into())).await;
+        sent.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
     }
 }

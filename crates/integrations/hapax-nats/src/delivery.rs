@@ -27,8 +27,59 @@ pub(crate) struct NatsDelivery {
 
 /// A message that the client cannot parse.
 struct Unreadable {
-    sequence: u64,
+    id: StoredId,
     reason: String,
+    /// Whether its delivery is in progress, for the search.
+    _in_progress: Arc<()>,
+}
+
+/// Place and time of a message in its stream, which no other message has, not even one of a stream that was created
+/// again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StoredId {
+    pub(crate) sequence: u64,
+    pub(crate) stored_at: DateTime,
+}
+
+/// A message of the stream that the client cannot parse, before its delivery.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) id: StoredId,
+    pub(crate) reply: Subject,
+    /// What the client cannot parse.
+    pub(crate) part: &'static str,
+    pub(crate) in_progress: Arc<()>,
+    message: Message,
+}
+
+impl Found {
+    /// Returns a message of the stream if the client cannot parse it.
+    ///
+    /// The client does not know the subject of its acknowledgements. Of that subject the server reads the
+    /// sequence in the stream, by which it finds the delivery. The other numbers have no effect on a message
+    /// that is not acknowledged, and 0 is the number of no delivery.
+    pub(crate) fn of(
+        raw: &RawMessage,
+        (stream, consumer): (&str, &str),
+        order_key: &NatsOrderKey,
+    ) -> Result<Option<Self>, async_nats::Error> {
+        let block = raw.headers.as_deref().filter(|block| !block.is_empty());
+        let block = block.map(stored::decode).transpose()?;
+        let subject = headers::unreadable_subject(&raw.subject, block.is_some());
+        let StoredHeaders { headers, unreadable } =
+            block.map(|block| headers::read(&block)).unwrap_or_default();
+        let Some(part) = subject.or(unreadable) else { return Ok(None) };
+        let sequence = raw.sequence;
+        let at = Place { stream, sequence, stored_at: raw.time };
+        let payload = stored::decode(&raw.payload)?;
+        Ok(Some(Self {
+            id: StoredId { sequence, stored_at: raw.time },
+            reply: Subject::from(format!("$JS.ACK.{stream}.{consumer}.1.{sequence}.0.0.0")),
+            part,
+            in_progress: Arc::default(),
+            message: at.message(&raw.subject, headers, payload, order_key),
+        }))
+    }
 }
 
 impl std::fmt::Debug for NatsDelivery {
@@ -61,37 +112,20 @@ impl NatsDelivery {
         Ok(Self { shared: Arc::clone(shared), reply, received, is_redelivery, unreadable: None })
     }
 
-    /// Creates the delivery of a message of the stream if the client cannot parse it.
-    ///
-    /// The client does not know the subject of its acknowledgements. Of that subject the server reads the
-    /// sequence in the stream, by which it finds the delivery. The other numbers have no effect on a message
-    /// that is not acknowledged, and 0 is the number of no delivery.
-    pub(crate) fn unreadable(
-        shared: &Arc<Shared>,
-        (stream, consumer): (&str, &str),
-        raw: &RawMessage,
-    ) -> Result<Option<Self>, async_nats::Error> {
-        let block = raw.headers.as_deref().filter(|block| !block.is_empty());
-        let block = block.map(stored::decode).transpose()?;
-        let subject = headers::unreadable_subject(&raw.subject, block.is_some());
-        let StoredHeaders { headers, unreadable } =
-            block.map(|block| headers::read(&block)).unwrap_or_default();
-        let Some(found) = subject.or(unreadable) else { return Ok(None) };
-        let sequence = raw.sequence;
+    /// Creates the delivery of a message that the client cannot parse.
+    pub(crate) fn found(shared: &Arc<Shared>, found: Found) -> Self {
         let reason = format!(
-            "expected a message that the NATS client can read, found {found}: each header unreadable-header has such \
-             a line, percent-encoded; redrive the message with the other headers, or publish it again and drop it"
+            "expected a message that the NATS client can read, found {}: each header unreadable-header has such \
+             a line, percent-encoded; redrive the message with the other headers, or publish it again and drop it",
+            found.part
         );
-        tracing::warn!(stream, consumer, sequence, found, "the NATS client cannot read a message");
-        let at = Place { stream, sequence, stored_at: raw.time };
-        let payload = stored::decode(&raw.payload)?;
-        Ok(Some(Self {
+        Self {
             shared: Arc::clone(shared),
-            reply: Subject::from(format!("$JS.ACK.{stream}.{consumer}.1.{sequence}.0.0.0")),
-            received: at.message(&raw.subject, headers, payload, &shared.order_key),
+            reply: found.reply,
+            received: found.message,
             is_redelivery: true,
-            unreadable: Some(Unreadable { sequence, reason }),
-        }))
+            unreadable: Some(Unreadable { id: found.id, reason, _in_progress: found.in_progress }),
+        }
     }
 }
 
@@ -154,7 +188,7 @@ impl Delivery for NatsDelivery {
                 return self.shared.link.confirm(&self.reply, AckKind::Ack).await;
             };
             self.shared.link.confirm(&self.reply, AckKind::Term).await?;
-            self.shared.inspection.terminated(unreadable.sequence);
+            self.shared.inspection.terminated(unreadable.id);
             Ok(())
         })
     }

@@ -7,7 +7,9 @@
 //! 1. After one end these are the messages that were delivered first since then: those behind the last one that was
 //!    received. If the connection ends again soon, all that are not known to be acknowledged: the message may have been
 //!    delivered to another process, or before this one started.
-//! 2. A message that another process has terminated meanwhile may be found. Its record, or its dead letter, is the same.
+//! 2. A search finds messages that were terminated before, while an earlier one is not acknowledged: nothing says that the
+//!    server has their acknowledgements. One that this process has terminated is terminated again, and not delivered. For
+//!    one of another process the record, or the dead letter, is the same.
 //! 3. A future that is dropped loses nothing: what was found is in the state, and the search goes on with the next call.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,13 +18,14 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use async_nats::jetstream::AckKind;
 use async_nats::jetstream::consumer::{Config, Info};
 use futures_util::{StreamExt as _, stream};
 use hapax_messages::{Delivery, SourceError};
 use tokio::time::{Instant, timeout};
 
 use crate::connection::{Connected, TIMEOUT, no_reply};
-use crate::delivery::NatsDelivery;
+use crate::delivery::{Found, NatsDelivery, StoredId};
 use crate::source::Shared;
 use crate::stored;
 
@@ -31,6 +34,9 @@ const AT_A_TIME: usize = 16;
 
 /// Messages that are read before the source receives again.
 const MOST: u64 = 4096;
+
+/// Messages whose termination is known. An earlier one may be delivered again, and parked again under the same id.
+const MOST_KNOWN: usize = 1 << 16;
 
 /// Consecutive ends without a known cause from which on the connection is reported.
 const OFTEN: u64 = 3;
@@ -64,12 +70,30 @@ struct State {
     unacknowledged: (u64, u64),
     /// Last sequence of a message that was received or read.
     newest: u64,
-    /// Messages that were found, until they are terminated.
-    known: BTreeMap<u64, Weak<NatsDelivery>>,
-    /// Those to deliver.
-    found: VecDeque<Arc<NatsDelivery>>,
+    /// Messages that were found, until all before them are acknowledged.
+    known: BTreeMap<u64, Known>,
+    /// Those to deliver. They have no part of the source, which would never end.
+    found: VecDeque<Found>,
     /// Number of messages that were found.
     unreadable: u64,
+}
+
+/// A message that was found.
+struct Known {
+    id: StoredId,
+    /// Its delivery; `None` if it is terminated.
+    delivery: Option<Weak<()>>,
+}
+
+impl Known {
+    const fn is_terminated(&self) -> bool {
+        self.delivery.is_none()
+    }
+
+    /// Returns whether its delivery was dropped without an acknowledgement.
+    fn is_dropped(&self) -> bool {
+        self.delivery.as_ref().is_some_and(|delivery| delivery.strong_count() == 0)
+    }
 }
 
 impl Inspection {
@@ -90,8 +114,8 @@ impl Inspection {
     }
 
     /// Notes a message that was terminated.
-    pub(crate) fn terminated(&self, sequence: u64) {
-        self.state().known.remove(&sequence);
+    pub(crate) fn terminated(&self, id: StoredId) {
+        self.state().terminated(id);
     }
 
     /// Returns the number of messages that were found.
@@ -131,14 +155,17 @@ impl Inspection {
                 Err(error) => tracing::debug!(%error, "the state of the consumer was not read"),
             }
         }
-        self.read(shared, connected).await;
+        self.read(shared, connected, max.get()).await;
         let mut state = self.state();
         let count = state.found.len().min(max.get());
-        state.found.drain(..count).map(|found| found as Arc<dyn Delivery>).collect()
+        let found = state.found.drain(..count);
+        found
+            .map(|found| Arc::new(NatsDelivery::found(shared, found)) as Arc<dyn Delivery>)
+            .collect()
     }
 
-    /// Reads messages of the range.
-    async fn read(&self, shared: &Arc<Shared>, connected: &Connected) {
+    /// Reads messages of the range, until there are `max` to deliver.
+    async fn read(&self, shared: &Shared, connected: &Connected, max: usize) {
         let Some((first, last)) = self.state().range else { return };
         let info = connected.consumer.cached_info();
         let names = (&*info.stream_name, &*info.name);
@@ -147,22 +174,17 @@ impl Inspection {
             (sequence, stored::read(&connected.context, names.0, sequence).await)
         });
         let mut reading = pin!(reading.buffered(AT_A_TIME));
-        while let Some((sequence, read)) = reading.next().await {
+        while self.state().found.len() < max
+            && let Some((sequence, read)) = reading.next().await
+        {
             let found = read.and_then(|raw| {
                 let raw = raw.filter(|raw| self.state().receives(&raw.subject));
-                let found = raw.map(|raw| NatsDelivery::unreadable(shared, names, &raw));
+                let found = raw.map(|raw| Found::of(&raw, names, &shared.order_key));
                 Ok(found.transpose()?.flatten())
             });
             match found {
                 Ok(None) => {}
-                Ok(Some(found)) => {
-                    let found = Arc::new(found);
-                    // Before it is delivered again, and ends the connection.
-                    if let Err(error) = found.hold().await {
-                        tracing::debug!(%error, "a message may be delivered again");
-                    }
-                    self.state().add(sequence, found);
-                }
+                Ok(Some(found)) => self.note(shared, names, found).await,
                 Err(error) => {
                     self.state().range = None;
                     self.conclude(connected, Some(&error));
@@ -176,10 +198,32 @@ impl Inspection {
         }
     }
 
+    /// Keeps a message that was found from being delivered by the server, which would end the connection.
+    async fn note(&self, shared: &Shared, (stream, consumer): (&str, &str), found: Found) {
+        let is_terminated = self.state().is_terminated(found.id);
+        let kept = match is_terminated {
+            true => shared.link.send(&found.reply, AckKind::Term).await,
+            false => shared.link.hold(&found.reply).await,
+        };
+        let (sequence, part) = (found.id.sequence, found.part);
+        if let Err(error) = kept {
+            tracing::debug!(%error, sequence, "a message may be delivered again");
+        }
+        if !is_terminated && self.state().add(found) {
+            tracing::warn!(
+                stream,
+                consumer,
+                sequence,
+                found = part,
+                "the NATS client cannot read a message"
+            );
+        }
+    }
+
     /// Ends a search: reports the connection if its ends have no known cause.
     fn conclude(&self, connected: &Connected, error: Option<&async_nats::Error>) {
         let mut state = self.state();
-        if !state.known.is_empty() {
+        if state.known.values().any(|known| !known.is_terminated()) {
             state.unexplained = 0;
         }
         let is_recent = state.reported_at.is_some_and(|at| at.elapsed() < REPORT_EVERY);
@@ -230,7 +274,7 @@ impl State {
         let newest = if self.unexplained > 1 { floor } else { self.newest.max(floor) };
         let mut first = self.range.map_or(newest + 1, |(unread, _)| unread);
         // One that was dropped without an acknowledgement.
-        let dropped = self.known.iter().find(|(_, known)| known.strong_count() == 0);
+        let dropped = self.known.iter().find(|(_, known)| known.is_dropped());
         if let Some((sequence, _)) = dropped {
             first = first.min(*sequence);
         }
@@ -243,21 +287,39 @@ impl State {
         self.subjects.is_empty() || self.subjects.iter().any(|filter| matches(filter, subject))
     }
 
-    /// Adds a message that was found, unless it is in progress.
-    fn add(&mut self, sequence: u64, found: Arc<NatsDelivery>) {
-        if self.known.get(&sequence).is_some_and(|known| known.strong_count() > 0) {
-            return;
+    /// Adds a message that was found, unless it is in progress. Returns whether it was added.
+    fn add(&mut self, found: Found) -> bool {
+        let known = self.known.get(&found.id.sequence).filter(|known| known.id == found.id);
+        if known.is_some_and(|known| !known.is_dropped()) {
+            return false;
         }
-        self.known.insert(sequence, Arc::downgrade(&found));
+        let delivery = Some(Arc::downgrade(&found.in_progress));
+        self.known.insert(found.id.sequence, Known { id: found.id, delivery });
         self.found.push_back(found);
         self.unreadable += 1;
+        self.unexplained = 0;
+        true
+    }
+
+    /// Returns whether this process has terminated a message.
+    fn is_terminated(&self, id: StoredId) -> bool {
+        self.known.get(&id.sequence).is_some_and(|known| known.id == id && known.is_terminated())
+    }
+
+    fn terminated(&mut self, id: StoredId) {
+        self.known.insert(id.sequence, Known { id, delivery: None });
+        if self.known.len() > MOST_KNOWN {
+            let oldest = self.known.iter().find(|(_, known)| known.is_terminated());
+            let oldest = oldest.map(|(sequence, _)| *sequence);
+            oldest.and_then(|sequence| self.known.remove(&sequence));
+        }
     }
 
     /// Notes a message that was read. Returns whether it was the last one.
     fn passed(&mut self, sequence: u64) -> bool {
         self.newest = self.newest.max(sequence);
         let Some((first, last)) = &mut self.range else { return false };
-        *first = sequence + 1;
+        *first = (*first).max(sequence + 1);
         let is_last = sequence >= *last;
         if is_last {
             self.range = None;

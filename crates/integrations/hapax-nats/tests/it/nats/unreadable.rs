@@ -8,6 +8,7 @@ use async_nats::Subscriber;
 use futures_util::{FutureExt as _, StreamExt as _};
 use hapax_messages::{Delivery, MessageSource};
 use hapax_nats::{NatsConnector, NatsSource};
+use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::servers::NatsServer;
 
 use super::{MANY, context};
@@ -146,6 +147,33 @@ async fn a_message_that_the_client_cannot_read_and_that_is_dropped_is_delivered_
     let received = receive(&other).await;
     assert_eq!((id(&*received[0]), received.len()), ("m-2".to_owned(), 1));
     received[0].acknowledge().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_message_that_was_terminated_is_not_found_again_while_an_earlier_one_is_in_progress() {
+    let server = NatsServer::start().await;
+    let _context = context(&server).await;
+    let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
+    let source = source(NatsConnector::new(format!("nats://{}", proxy.address())), &[]).await;
+    let readable = HEADERS.last().unwrap().0;
+    server.publish_raw(b"orders.created", &headers(readable, "m-1"), b"x").await;
+    let earlier = receive(&source).await;
+    server.publish_raw(b"orders.created", &headers(HEADERS[1].0, "m-2"), b"x").await;
+    let mut unreadable = receive(&source).await;
+    unreadable.retain(|delivery| delivery.unreadable().is_some());
+    assert_eq!((id(&*unreadable[0]), unreadable.len()), ("m-2".to_owned(), 1));
+    unreadable[0].acknowledge().await.unwrap();
+    // After two ends without a known cause all messages behind the first one are read.
+    for ends in 1..3 {
+        proxy.cut();
+        while source.stats().connection_ends <= ends {
+            source.receive(MANY).await.ok();
+        }
+    }
+    server.publish_raw(b"orders.created", &headers(readable, "m-3"), b"x").await;
+    while !receive(&source).await.iter().any(|delivery| id(&**delivery) == "m-3") {}
+    assert_eq!(source.stats().unreadable, 1);
+    earlier[0].acknowledge().await.unwrap();
 }
 
 #[tokio::test]
