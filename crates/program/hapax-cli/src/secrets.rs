@@ -74,8 +74,15 @@ pub(crate) fn warn_of_store(opener: &StoreOpener) {
     if let Some(path) = named {
         warn_if_open(&path);
     }
-    if let Some(path) = opener.store.key_file().filter(|path| is_key_open_to_others(path)) {
-        warn(&path, "other users can read this private key: chmod 600 it, or 640 if root owns it");
+    if let Some(path) = opener.store.key_file() {
+        warn_if_key_open(&path);
+    }
+}
+
+/// Warns of a file with a private key that other users can read.
+pub(crate) fn warn_if_key_open(path: &Path) {
+    if is_key_open_to_others(path) {
+        warn(path, "other users can read this private key: chmod 600 it, or 640 if root owns it");
     }
 }
 

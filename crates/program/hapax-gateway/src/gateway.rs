@@ -31,7 +31,9 @@ use crate::housekeeping::housekeeping;
 use crate::metrics::Metrics;
 use crate::reconcile;
 use crate::snapshot::{CurrentConfig, SharedResources};
-use crate::store::{MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener, StoreUrl};
+use crate::store::{
+    CacheUrl, MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener, StoreUrl,
+};
 pub use reload::ReloadError;
 use reload::ReloadState;
 
@@ -584,7 +586,8 @@ fn warn(config: &Config, opened: &OpenStore) {
     }
     let Transport { tls, upstream_tls, .. } = &config.transport;
     let keys = tls.iter().map(|it| &it.key).chain(upstream_tls.client.iter().map(|(_, key)| key));
-    for path in keys.cloned().chain(config.store.key_file()) {
+    let of_cache = config.cache.as_ref().and_then(CacheUrl::key_file);
+    for path in keys.cloned().chain(config.store.key_file()).chain(of_cache) {
         if is_key_open_to_others(&path) {
             tracing::warn!(path = %path.display(), "other users can read this private key: chmod 600 it, or 640 if root owns it");
         }

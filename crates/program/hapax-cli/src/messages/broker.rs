@@ -21,7 +21,7 @@ const MAX_FILE: u64 = 4 << 20;
 const NATS_FILE: &str = "-----BEGIN NATS USER JWT-----";
 
 /// Files with which a command logs in at a broker.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct BrokerArgs {
     /// NATS and RabbitMQ: file of the credentials, as lines NAME=VALUE: user and password; of NATS also
     /// token alone, or nkey alone, the seed of a user; or a credentials file that nsc wrote
@@ -86,7 +86,7 @@ impl BrokerArgs {
         }
         if let (Some(cert), Some(key)) = (&self.broker_cert, &self.broker_key) {
             read(CERT, cert)?;
-            read_secret(KEY, key)?;
+            read_key(key)?;
             connector = connector.client_certificate(cert, key);
         }
         Ok(connector)
@@ -96,7 +96,7 @@ impl BrokerArgs {
     pub(crate) fn rabbit(&self, url: &str, flag: &str) -> Result<Option<RabbitLogin>, CliError> {
         let ca = self.broker_ca.as_deref().map(|ca| read(CA, ca)).transpose()?;
         let client = match (&self.broker_cert, &self.broker_key) {
-            (Some(cert), Some(key)) => Some((read(CERT, cert)?, read_secret(KEY, key)?)),
+            (Some(cert), Some(key)) => Some((read(CERT, cert)?, read_key(key)?)),
             _ => None,
         };
         let has_certificates = ca.is_some() || client.is_some();
@@ -143,7 +143,8 @@ impl BrokerArgs {
                  the URL"
             )));
         }
-        let text = String::from_utf8(read_secret(CREDENTIALS, file)?).unwrap_or_default();
+        secrets::warn_if_open(file);
+        let text = String::from_utf8(read(CREDENTIALS, file)?).unwrap_or_default();
         match parse(&text) {
             Ok(credentials) => Ok(Some(credentials)),
             Err(error) => {
@@ -177,10 +178,10 @@ fn read(flag: &str, path: &Path) -> Result<Vec<u8>, CliError> {
     })
 }
 
-/// Reads a file with a secret, and warns if other users can read it.
-fn read_secret(flag: &str, path: &Path) -> Result<Vec<u8>, CliError> {
-    secrets::warn_if_open(path);
-    read(flag, path)
+/// Reads the private key of the client, and warns if other users can read it.
+fn read_key(path: &Path) -> Result<Vec<u8>, CliError> {
+    secrets::warn_if_key_open(path);
+    read(KEY, path)
 }
 
 /// Parses the text of a file of credentials. An error has none of its values.

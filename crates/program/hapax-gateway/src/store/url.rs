@@ -84,6 +84,15 @@ pub enum CacheUrl {
     Redis(ServerUrl),
 }
 
+impl CacheUrl {
+    /// Returns the file of the private key by which the client of a Redis authenticates, if the URL names one.
+    #[must_use]
+    pub fn key_file(&self) -> Option<PathBuf> {
+        let Self::Redis(url) = self else { return None };
+        url.key_file()
+    }
+}
+
 /// URL of a server. Neither `Debug` nor `Display` show a password or parameters.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerUrl(String);
@@ -121,7 +130,7 @@ impl ServerUrl {
         user.contains(':') || rest.contains("password=")
     }
 
-    /// Returns the file of the private key that the URL names, by which the client of a PostgreSQL authenticates.
+    /// Returns the file of the private key that the URL names, by which the client of a PostgreSQL or Redis authenticates.
     #[must_use]
     pub fn key_file(&self) -> Option<PathBuf> {
         let (_, query) = self.0.split_once('?')?;
@@ -343,6 +352,7 @@ mod tests {
     fn the_file_of_a_private_key_is_found() {
         for (url, file) in [
             ("postgres://u@db/x?sslcert=c.pem&sslkey=/etc/k%20ey.pem", Some("/etc/k ey.pem")),
+            ("rediss://u@r/1?sslcert=c.pem&sslkey=k.pem", Some("k.pem")),
             ("postgres://u@db/x?sslkey=-----BEGIN%0Ax", None),
             ("postgres://u@db/x", None),
             ("file:x?sslkey=y", None),

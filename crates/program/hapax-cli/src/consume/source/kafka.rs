@@ -83,7 +83,7 @@ mod tests {
 
     use super::super::SourcePlan;
     use super::*;
-    use crate::messages::PropertyArgs;
+    use crate::messages::{BrokerArgs, PropertyArgs};
 
     /// The default limits.
     #[derive(Parser)]
@@ -106,6 +106,7 @@ mod tests {
             queue: None,
             delivery_limit: None,
             consumer_timeout: None,
+            broker: BrokerArgs::default(),
             properties: PropertyArgs { file: None },
         };
         let Limits { limits } = Limits::parse_from(["hapax"]);

@@ -147,13 +147,19 @@ fn a_login_at_a_broker_that_cannot_be_used_ends_with_one_line() {
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let (password, token) = (file("password", "user=a\npassword=hidden"), file("token", "token=hidden"));
-    let (half, jwt) = (file("half", "user=hidden"), file("jwt", "-----BEGIN NATS USER JWT-----\nhidden"));
+    let (password, token) =
+        (file("password", "user=a\npassword=hidden"), file("token", "token=hidden"));
+    let (half, jwt) =
+        (file("half", "user=hidden"), file("jwt", "-----BEGIN NATS USER JWT-----\nhidden"));
     let (text, url) = (file("text", "hidden"), file("url", "nats://hidden@127.0.0.1:1\n"));
     let (nats, amqps) = ("nats://127.0.0.1:1", "amqps://127.0.0.1:1");
     let (credentials, ca) = ("--broker-credentials", "--broker-ca");
     for (to, flags, expected) in [
-        (nats, &[credentials, "/none"][..], (69, "--broker-credentials: expected a file that can be read")),
+        (
+            nats,
+            &[credentials, "/none"][..],
+            (69, "--broker-credentials: expected a file that can be read"),
+        ),
         (nats, &[ca, "/none"], (69, "--broker-ca: expected a file that can be read")),
         (nats, &[ca, "/dev/zero"], (69, "it is no regular file")),
         (nats, &["--broker-cert", &text], (64, "--broker-key <PATH>")),

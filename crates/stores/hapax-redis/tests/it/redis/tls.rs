@@ -96,7 +96,10 @@ async fn a_url_names_the_roots_and_the_certificate_of_the_client() {
     let password = "ACL SETUSER app on >p@ss ~* &* +@all";
     assert_eq!(encrypted.server.command(password).await, "+OK");
     let url = |parameters: &str| {
-        RedisOptions::new(format!("rediss://app:p%40ss@127.0.0.1:{}/0?{parameters}", encrypted.port))
+        RedisOptions::new(format!(
+            "rediss://app:p%40ss@127.0.0.1:{}/0?{parameters}",
+            encrypted.port
+        ))
     };
     let right = format!("sslrootcert={roots}&sslcert={chain}&sslkey={own}");
     let store = RedisStore::connect(url(&right)).await.unwrap();
