@@ -46,7 +46,7 @@ pub(crate) struct StoredId {
 pub(crate) struct Found {
     pub(crate) id: StoredId,
     pub(crate) reply: Subject,
-    /// What the client cannot parse.
+    /// The part that the client cannot parse.
     pub(crate) part: &'static str,
     pub(crate) in_progress: Arc<()>,
     message: Message,
