@@ -1,7 +1,5 @@
 //! wire.md 20: the store is away.
 
-use std::sync::Arc;
-
 use hapax_core::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::Code;
