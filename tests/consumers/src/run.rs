@@ -1,6 +1,7 @@
 //! A run: servers, messages, consumers, faults, and the check at the end.
 
 use std::collections::HashMap;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -167,7 +168,6 @@ impl<'a> Run<'a> {
     }
 
     fn note_end(&mut self, status: ExitStatus) {
-        use std::os::unix::process::ExitStatusExt as _;
         match (status.signal(), status.code()) {
             (Some(9), _) => self.report.kills += 1,
             (_, Some(NOT_STARTED)) => self.report.failed_starts += 1,
@@ -291,6 +291,8 @@ impl<'a> Run<'a> {
         for mut child in consumers.into_iter().flatten() {
             match timeout(Duration::from_secs(40), child.wait()).await {
                 Ok(Ok(status)) if status.success() => {}
+                // A fault of a message that it handled last.
+                Ok(Ok(status)) if status.signal() == Some(9) => self.report.kills += 1,
                 Ok(Ok(status)) => self.violation(format!("SIGTERM ended a consumer with {status}")),
                 Ok(Err(error)) => return Err(failed("waiting for a consumer")(error)),
                 Err(_) => {
