@@ -59,8 +59,8 @@ mod store;
 pub use config::{
     Config, ConfigError, Cors, CorsHeaders, ForwardAuth, GATEWAY_SETTINGS, GivenSettings,
     LogConfig, LogFormat, NamesSettings, Origins, POLICY_SETTINGS, PolicyConfig, ROUTE_SETTINGS,
-    RouteConfig, RouteMatch, RouteMode, ScopeConfig, ServerLimits, Setting, SettingInfo,
-    SettingWords, Transport, ValueKind, is_setting,
+    ReconcileAuthorization, RouteConfig, RouteMatch, RouteMode, ScopeConfig, ServerLimits, Setting,
+    SettingInfo, SettingWords, Transport, ValueKind, is_setting,
 };
 pub use gateway::{Gateway, ReloadError, RunningGateway, ShutdownReport, StartError};
 pub use hapax_proxy::tls::{ListenTls, ReadCertificates, TlsError, UpstreamTls};

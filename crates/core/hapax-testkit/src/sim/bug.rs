@@ -89,6 +89,14 @@ bugs! {
     AcceptsLateVerdicts,
     /// A hook is called as soon as the lease lapses, while the owner's requests may be in progress.
     CallsHookTooSoon,
+    /// A hook is called without a retry as soon as the lease lapses.
+    CallsHookWithoutRetryTooSoon,
+    /// A hook is called without a retry about an execution that was not listed.
+    ReconcilesUnseenExecution,
+    /// A hook is called without a retry about a record whose checkpoint a retry may continue.
+    ReconcilesWithoutItsCheckpoint,
+    /// A hook's verdict without a retry counts, although the record has changed.
+    SettlesLate,
     /// An operator's decision counts for an execution that the operator never saw.
     DecidesUnseenExecution,
     /// An operator interrupts a live lease without force.

@@ -79,12 +79,26 @@ pub(super) enum SimEvent {
     Resolve {
         operator: u32,
     },
+    /// A process lists a record, to reconcile it without a retry.
+    Reconciler,
+    /// The request of a reconciler reaches the hook.
+    Consult {
+        reconciler: u32,
+    },
+    /// The verdict reaches a reconciler.
+    Conclude {
+        reconciler: u32,
+        said: u32,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum LoadOrigin {
     Operator {
         operator: u32,
+    },
+    Reconciler {
+        reconciler: u32,
     },
     Waiter {
         worker: u8,

@@ -358,7 +358,11 @@ impl World {
                     self.renewal_given_up(exchange, process);
                 }
             }
-            Some(SwapPurpose::Operator { .. }) => state.over = true,
+            Some(
+                SwapPurpose::Operator { .. }
+                | SwapPurpose::Call { .. }
+                | SwapPurpose::Settle { .. },
+            ) => state.over = true,
             Some(_) => {
                 note!(self, "c{exchange} is deferred");
                 state.background = true;

@@ -5,6 +5,8 @@
 //!    `X-Tenant`. Any other value may be a credential: it is shown as a short keyed hash, which an
 //!    operator finds by entering the value.
 //! 3. The query is left out, since API keys are sent in it.
+//! 4. On a route with a named hook it also has what a reconciliation without a retry needs: a keyed hash of the hook's
+//!    name, the namespace, whether it is gRPC, and whether values that are no credentials are not shown (`partial`).
 
 use bytes::Bytes;
 use hapax_core::{Fingerprint, FingerprintScheme, Idempotency, Key, OperationRequest};
@@ -13,6 +15,7 @@ use http::request::Parts;
 use serde_json::{Value, json};
 
 use super::scope::ScopePart;
+use crate::classify::is_grpc;
 use crate::fingerprint::{HttpRequest, is_of_original};
 
 /// The longest path that is shown, in bytes.
@@ -20,6 +23,9 @@ const MAX_TARGET: usize = 1024;
 
 /// The longest value of a header that is shown, in bytes.
 const MAX_VALUE: usize = 128;
+
+/// The most values of a scope that are shown.
+const MOST_CALLERS: usize = 4;
 
 /// Returns the target that reached the outermost router of axum, if there is one.
 #[cfg(feature = "axum")]
@@ -106,6 +112,8 @@ pub(super) struct DescribedHttpRequest<'a> {
     pub(super) scope: &'a [ScopePart],
     /// The name of its route; empty for the default route.
     pub(super) route: &'a str,
+    /// The name of its hook.
+    pub(super) hook: Option<&'a str>,
 }
 
 impl OperationRequest for DescribedHttpRequest<'_> {
@@ -134,13 +142,27 @@ impl OperationRequest for DescribedHttpRequest<'_> {
             // A request has a scope before it has a description.
             let _ = part.add_values(&self.parts.headers, &mut found);
         }
+        let is_hidden =
+            |(part, value): &(&str, &[u8])| names_caller(part) && shown(value).is_none();
+        let is_partial = found.len() > MOST_CALLERS || found.iter().any(is_hidden);
         let values = found.into_iter().filter_map(|(part, value)| self.caller(part, value));
         let mut described = json!({
             "key": self.key.as_str(),
             "method": self.parts.method.as_str(),
             "target": target,
-            "caller": values.take(4).collect::<Vec<_>>(),
+            "caller": values.take(MOST_CALLERS).collect::<Vec<_>>(),
         });
+        if let Some(hook) = self.hook.and_then(|name| self.engine.pseudonym(name.as_bytes())) {
+            described["hook"] = hook.into();
+            // An operation id does not show its namespace.
+            described["namespace"] = self.engine.namespace().as_str().into();
+            for (field, value) in [("grpc", is_grpc(&self.parts.headers)), ("partial", is_partial)]
+            {
+                if value {
+                    described[field] = value.into();
+                }
+            }
+        }
         if !self.route.is_empty() {
             described["route"] = self.route.into();
         }
@@ -155,10 +177,7 @@ impl OperationRequest for DescribedHttpRequest<'_> {
 impl DescribedHttpRequest<'_> {
     /// Returns a value of the scope as operators see it.
     fn caller(&self, part: &str, value: &[u8]) -> Option<Value> {
-        let is_plain = |text: &&str| text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
-        let is_short = |text: &&str| text.len() <= MAX_VALUE;
-        let text = std::str::from_utf8(value).ok().filter(is_plain).filter(is_short);
-        match text.filter(|_| names_caller(part)) {
+        match shown(value).filter(|_| names_caller(part)) {
             Some(text) => Some(json!({ "header": part, "value": text })),
             None => {
                 let hash = self.engine.pseudonym(value)?;
@@ -168,8 +187,15 @@ impl DescribedHttpRequest<'_> {
     }
 }
 
+/// Returns a value as it is shown, if it is short and plain text.
+fn shown(value: &[u8]) -> Option<&str> {
+    let is_plain = |text: &&str| text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
+    let is_short = |text: &&str| text.len() <= MAX_VALUE;
+    std::str::from_utf8(value).ok().filter(is_plain).filter(is_short)
+}
+
 /// Returns whether the values of a part of a scope name a caller and are no credentials; a cookie may be one.
-fn names_caller(name: &str) -> bool {
+pub(super) fn names_caller(name: &str) -> bool {
     let has = |part: &&str| name.contains(*part);
     NAMES.iter().any(has) && !CREDENTIALS.iter().any(has)
 }

@@ -11,6 +11,7 @@ use http::header::{
 };
 use http::request::Parts;
 
+use super::describe::names_caller;
 use crate::problem::{Code, Problem};
 
 /// Source of the scope of a key. There is no default: two callers in one scope can read each
@@ -239,6 +240,12 @@ impl ScopePart {
             Self::Header(name) => name.as_str(),
             Self::Cookie(CookieName(text)) => text,
         }
+    }
+
+    /// Returns whether its values may be credentials. Descriptions of requests show hashes of these.
+    #[must_use]
+    pub fn may_be_credentials(&self) -> bool {
+        !names_caller(self.as_str())
     }
 
     /// Appends its values that are not empty, each with the text of the part.

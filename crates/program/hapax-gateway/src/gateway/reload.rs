@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_core::{InFlight, OnUnknown};
-use hapax_http::server::StoreOutage;
+use hapax_http::server::{ScopePart, StoreOutage};
 use hapax_operators::{RegisteredUser, UserDifference};
 use http::Method;
 use http::header::COOKIE;
@@ -148,12 +148,14 @@ impl ReloadState {
             return Err(ReloadError::Https);
         }
         let routes = super::user::routes(&config, &resolved);
+        let open_files = resolved.open_files();
         let snapshot = resources.snapshot(&config, resolved, Some(&current.load()))?;
         // The last check: it changes the entry.
         user.replace(config.upstream.to_string(), routes).map_err(ReloadError::Shared)?;
         current.store(Arc::new(snapshot));
         self.probe(current);
         compare(&in_force, &config);
+        super::warn::warn_of_secrets(open_files);
         warn(&config);
         *in_force = config;
         Ok(())
@@ -237,6 +239,19 @@ pub(super) fn warn(config: &Config) {
             tracing::warn!(
                 route,
                 "on_unknown = reexecute: after a crash, a time-out or a 5xx a retry may execute twice"
+            );
+        }
+        let parts = callers(config, policy);
+        let parts = parts.as_ref().map_or(&[][..], ScopeConfig::parts);
+        if policy.on_unknown == OnUnknown::Reconcile
+            && policy.reconcile_authorization.is_none()
+            && parts.iter().any(ScopePart::may_be_credentials)
+        {
+            tracing::warn!(
+                route,
+                "on_unknown = reconcile: records do not have the credentials of callers, so after a crash an operation \
+                 waits for a retry of its client or for an operator; set reconcile_authorization to a file, or to \
+                 \"none\" if the reconcile URL needs no credentials"
             );
         }
         if policy.scope.as_ref().is_some_and(|scope| scope.parts().contains(&COOKIE.into())) {

@@ -38,5 +38,6 @@ mod switch;
 mod tls;
 mod two;
 mod undecided;
+mod unretried;
 mod wire;
 mod world;
