@@ -32,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::reconcile;
 use crate::snapshot::{CurrentConfig, SharedResources};
 use crate::store::{MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener, StoreUrl};
+use crate::tokens::{JwtKeysError, Tokens};
 pub use reload::ReloadError;
 use reload::ReloadState;
 
@@ -119,6 +120,9 @@ pub enum StartError {
     /// The store did not open.
     #[error(transparent)]
     Store(#[from] StoreOpenError),
+    /// The keys of bearer tokens cannot be used.
+    #[error("--jwt-keys: {0}")]
+    JwtKeys(#[from] JwtKeysError),
     /// Another process uses the namespace in another way, or the register of the store is unavailable.
     #[error(transparent)]
     Register(#[from] RegisterError),
@@ -137,6 +141,7 @@ impl Gateway {
     pub async fn start(config: Config) -> Result<RunningGateway, StartError> {
         let resolved = config.resolve()?;
         let certificates = resolved.certificates(&config).await?;
+        resolved.tokens.as_ref().map_or(Ok(()), Tokens::check)?;
         // Clients that connect from here on wait in the kernel's queue until the store is open.
         let listeners = Listeners::bind(&config)?;
         let listen = local_addr(&listeners.data)?;
@@ -157,6 +162,7 @@ impl Gateway {
         config.check()?;
         let resolved = config.resolve()?;
         resolved.certificates(config).await?;
+        resolved.tokens.as_ref().map_or(Ok(()), Tokens::check)?;
         if let Some(path) = config.token_file().filter(|path| path.exists()) {
             AdminToken::read(&path).map_err(|source| StartError::AdminToken { path, source })?;
         }
@@ -178,7 +184,7 @@ impl Gateway {
         let engine = Idempotency::builder(Arc::new(hapax_core::MemoryStore::default())).build()?;
         let (metrics, connect) = (Arc::new(Metrics::new()), dialling(config, &certificates));
         let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, connect)?
-            .snapshot(config, resolved, None)?;
+            .snapshot(config, resolved, None, None)?;
         let mut findings = Vec::new();
         for client in snapshot.reconcile_clients() {
             findings.push(reconcile::finding(client.clone()).await);
@@ -421,8 +427,10 @@ async fn run(
         connect,
     )?;
     let reloading = ReloadState::new(config.clone(), resolved.largest);
-    let current =
-        Arc::new(CurrentConfig::from_pointee(resources.snapshot(config, resolved, None)?));
+    let tokens = resources.tokens(config, &resolved, None)?;
+    let snapshot = resources.snapshot(config, resolved, tokens, None)?;
+    let current = Arc::new(CurrentConfig::from_pointee(snapshot));
+    reloading.fetch_keys(&current);
     reloading.probe(&current);
     let Listeners { data, admin: probed, admin_addr, shutdown } = listeners;
     let handler = Arc::new(RequestHandler {
