@@ -2,6 +2,8 @@
 
 mod faults;
 mod python;
+mod redrives;
+mod settings;
 mod unreadable;
 
 use std::collections::BTreeSet;
