@@ -60,6 +60,10 @@ pub(crate) fn torture(kills: u64, images: u64, messages: u64, calls: u64, seed: 
                     .args(["--operations", &calls.to_string(), "--seed", &seed])
                     .show()?;
             }
+            Run::cargo()
+                .args(["run", "--release", "--package", "hapax-callers", "--", "jobs"])
+                .args(["--journal", store, "--seed", &seed])
+                .show()?;
         }
     }
     Ok(())

@@ -23,6 +23,9 @@
 //! 429, and 409 and 503 with `Idempotency-Outcome: retryable`) or unknown (500, 503), so that the service
 //! is asked.
 //!
+//! # Jobs
+//! [`run_jobs`] runs `hapax call` as eight jobs on one journal.
+//!
 //! With a [`PlantedCallBug`] a process is wrong: the run must report a violation.
 
 mod args;
@@ -31,6 +34,7 @@ mod check;
 mod effects;
 mod fault;
 mod http;
+mod jobs;
 mod process;
 mod report;
 mod run;
@@ -40,6 +44,7 @@ mod stripe;
 pub use args::{CallArgs, CallsOptions, CallsStore, PlantedCallBug, ServeArgs, ServerKind};
 pub use caller::call;
 pub use fault::CallFault;
+pub use jobs::{JobsOptions, JobsReport, run_jobs};
 pub use report::CallsReport;
 pub use run::run;
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use hapax_callers::{
-    CallArgs, CallsError, CallsOptions, CallsStore, PlantedCallBug, ServeArgs, ServerKind, call,
-    run, serve,
+    CallArgs, CallsError, CallsOptions, CallsStore, JobsOptions, PlantedCallBug, ServeArgs,
+    ServerKind, call, run, run_jobs, serve,
 };
 
 /// Kills clients, gateways and services under load, and checks that each operation has one effect and
@@ -17,6 +17,8 @@ use hapax_callers::{
 enum Cli {
     /// Runs clients under faults
     Run(RunArgs),
+    /// Runs `hapax call` in eight processes at the same time
+    Jobs(JobsArgs),
     /// Runs one client
     Call(CallArgs),
     /// Runs a service, or a server in Stripe's manner
@@ -51,10 +53,33 @@ struct RunArgs {
     plant: Option<PlantedCallBug>,
 }
 
+#[derive(clap::Args)]
+struct JobsArgs {
+    /// The program `hapax`; the one beside this program, if not given
+    #[arg(long)]
+    hapax: Option<PathBuf>,
+    /// Store of the journal
+    #[arg(long, default_value = "file")]
+    journal: CallsStore,
+    /// Operations
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    operations: u64,
+    /// Kills of calls
+    #[arg(long, default_value_t = 300)]
+    kills: u64,
+    /// Seed of the choices
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A deliberate error, with which the run must fail
+    #[arg(long)]
+    plant: bool,
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let ended = match Cli::parse() {
         Cli::Run(args) => all(args).await,
+        Cli::Jobs(args) => jobs(args).await,
         Cli::Call(args) => {
             log();
             call(args).await.map(|()| true)
@@ -96,10 +121,31 @@ async fn all(args: RunArgs) -> Result<bool, CallsError> {
     })
     .await?;
     println!("{report}");
-    let kept = report.violations.is_empty();
+    Ok(kept(report.violations.is_empty()))
+}
+
+async fn jobs(args: JobsArgs) -> Result<bool, CallsError> {
+    let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("hapax-callers"));
+    let report = run_jobs(&JobsOptions {
+        hapax: args.hapax.unwrap_or_else(|| program.with_file_name("hapax")),
+        program,
+        journal: args.journal,
+        operations: args.operations,
+        kills: args.kills,
+        seed: args.seed,
+        plant: args.plant,
+        limit: Duration::from_secs(1_800),
+    })
+    .await?;
+    println!("{report}");
+    Ok(kept(report.violations.is_empty()))
+}
+
+/// Prints the verdict of a run.
+fn kept(kept: bool) -> bool {
     println!(
         "{}",
         if kept { "each operation had one effect and one answer" } else { "a check failed" }
     );
-    Ok(kept)
+    kept
 }

@@ -44,6 +44,9 @@ impl Stripe {
         let (name, Some(key)) = (request.body.as_str(), request.header("idempotency-key")) else {
             return Ok(Reply::of(StatusCode::BAD_REQUEST, &[], "expected a key"));
         };
+        // A key is that of its token: under another one it is a new operation.
+        let token = request.header("authorization").and_then(|it| it.split(' ').next_back());
+        let key = &*format!("{}/{key}", token.unwrap_or("none"));
         if let Some(reply) = self.replay(name, key) {
             return Ok(reply);
         }

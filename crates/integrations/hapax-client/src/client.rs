@@ -401,7 +401,8 @@ async fn host(
         true => UpstreamProtocol::Http2,
         false => UpstreamProtocol::Auto,
     };
-    let connect = ConnectOptions { tls, protocol, ..ConnectOptions::default() };
+    let proxy = server.proxy.clone();
+    let connect = ConnectOptions { tls, protocol, proxy, ..ConnectOptions::default() };
     let upstream = Upstream::new(origin, idle_timeout, Semaphore::MAX_PERMITS, connect);
     Ok((server, upstream))
 }

@@ -90,7 +90,7 @@ pub enum RequestError {
     },
     /// A header is invalid, or belongs to the connection or the client.
     #[error(
-        "expected a valid header that the request may set, found `{name}`: it is invalid, or the client sets it (the key, `Host`, `Content-Length`, `Expect`, those of the connection): remove it"
+        "expected a valid header that the request may set, found `{name}`: it is invalid, or the client sets it (the key and other `Idempotency-` headers, `Host`, `Content-Length`, `Expect`, those of the connection): remove it"
     )]
     Header {
         /// Its name.

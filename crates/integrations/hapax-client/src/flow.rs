@@ -9,6 +9,7 @@
 //! 3. What is sent again has the same bytes and the same key. Nothing is sent to a server that honors no
 //!    keys, once a try may have arrived; nor to any once the key is too old.
 
+mod credentials;
 mod prepared;
 
 use std::collections::{HashMap, HashSet};
@@ -25,14 +26,15 @@ use http::{StatusCode, Uri};
 use serde::Deserialize;
 use tokio::sync::{Notify, Semaphore};
 
+use self::credentials::{credentials, unauthorized};
 use self::prepared::{PreparedTry, check_key};
-pub(crate) use self::prepared::{keep_known, was_without_key};
+pub(crate) use self::prepared::{TryTimes, keep_known, last_try, was_without_key};
 use crate::accepted;
 use crate::admission::{Admission, TryPermit};
 use crate::body::LargeBody;
 use crate::budget::LONGEST;
 use crate::client::PAUSE;
-use crate::credentials::{Credentials, CredentialsRequest, Supplier};
+use crate::credentials::{Credentials, Supplier};
 use crate::exchange::{exchange, outgoing};
 use crate::known::{self, Known};
 use crate::request::{RecordedRequest, server_name};
@@ -246,22 +248,6 @@ impl ClientState {
         drop(before);
         Ok(Box::new(ResumedTry { state: Arc::clone(self), id: *id }))
     }
-
-    async fn credentials(
-        &self,
-        request: &RecordedRequest,
-        rejected: bool,
-    ) -> Result<Credentials, StepError<()>> {
-        let Some(supplier) = &self.supplier else { return Ok(Credentials::new()) };
-        let not_sent = |error: &str| StepError::not_sent(error.to_owned());
-        let method = request.method.parse().map_err(|_| not_sent("the method is invalid"))?;
-        let url = request.uri().ok_or_else(|| not_sent("the URL is invalid"))?;
-        let (name, previous_rejected) = (request.name.clone(), rejected);
-        let wanted = CredentialsRequest { name, method, url, previous_rejected };
-        // The error of the callback may contain a secret, and this text is saved and logged.
-        let text = "expected credentials from the callback, found an error, which may be secret and is not shown";
-        supplier.supply(wanted).await.map_err(|_| not_sent(text))
-    }
 }
 
 /// Ends the tries of an operation until it is sent again or resumed.
@@ -353,9 +339,12 @@ fn check_age(
 
 /// Returns the data of the responses so far, as far as this try may use them.
 fn known(at: &StepContext<Arc<ClientState>>) -> Known {
-    // Of a try that may have arrived; the data of earlier ones are of no use to a first one.
-    let prepared: Option<PreparedTry> = at.age().and_then(|_| at.prepared());
-    prepared.map(|it| it.known).unwrap_or_default()
+    let known = at.prepared::<PreparedTry>().map(|it| it.known).unwrap_or_default();
+    match at.age() {
+        Some(_) => known,
+        // Of tries that did not arrive; the rest is of no use to a first one.
+        None => Known { operation: known.operation, ..Known::default() },
+    }
 }
 
 async fn prepare(
@@ -372,8 +361,8 @@ async fn prepare(
     let known = known(&at);
     check_age(&at, &host.server, &known)?;
     let live = state.live().get(&id).map(|live| live.within);
-    let saved = at.prepared::<PreparedTry>().map(|before| before.within);
-    let within = live.or(saved).unwrap_or(state.within);
+    let before = at.prepared::<PreparedTry>();
+    let within = live.or(before.as_ref().map(|it| it.within)).unwrap_or(state.within);
     let left = within.saturating_sub(at.spent());
     if left.is_zero() {
         // A try that was rejected was sent, and what is left is to get other credentials.
@@ -397,7 +386,8 @@ async fn prepare(
         let source = "its callers have left: it is sent again, or resumed".into();
         StepError::Postponed { after: PARKED, source }
     })?;
-    Ok(PreparedTry { within, key, credentials: hash, rejected, known })
+    let times = TryTimes::next(before.map(|it| it.times), state.clock.now().into());
+    Ok(PreparedTry { within, key, credentials: hash, rejected, known, times })
 }
 
 /// Returns the permit of a try. Without one a caller's operation is parked, and the caller waits for its
@@ -418,40 +408,6 @@ fn permit(
         (Some(Err(_)), ClientNode::Sending) => Err(PARKED),
         (Some(Err(pause)), ClientNode::Resuming) => Err(pause),
     }
-}
-
-/// Gets the credentials of a try, and compares them with those of earlier ones. Returns their hash, and
-/// whether the server has rejected others.
-async fn credentials(
-    at: &StepContext<Arc<ClientState>>,
-    request: &RecordedRequest,
-    server: &Server,
-) -> Result<(String, Credentials, bool), StepError<()>> {
-    let (state, id) = (Arc::clone(at), at.id());
-    // It stays until there are other credentials: the callback may fail, or be dropped.
-    let rejected = state.is_rejected(&id);
-    let credentials = state.credentials(request, rejected).await?;
-    if let Some(name) = credentials.unfit(request, &server.key_header) {
-        let text = format!(
-            "expected credentials from the callback, found `{name}`, which is a header of the connection, of the client or of the request"
-        );
-        return Err(StepError::not_sent(text));
-    }
-    let hash = credentials.hash(&state.engine);
-    if let Some(before) = at.prepared::<PreparedTry>() {
-        let is_same = before.credentials == hash;
-        if !is_same && at.age().is_some() && !server.scoped_by_account {
-            let text = "expected the credentials of a try that may have arrived, found others: restore them";
-            let reason = StuckReason::Step(CREDENTIALS_CHANGED.to_owned());
-            return Err(stuck(at, reason, text, false));
-        }
-        if is_same && rejected {
-            let reason = StuckReason::Step(UNAUTHORIZED.to_owned());
-            let text = "expected other credentials after a 401, found the same: supply new ones";
-            return Err(stuck(at, reason, text, false));
-        }
-    }
-    Ok((hash, credentials, rejected))
 }
 
 async fn call(
@@ -491,6 +447,7 @@ async fn call(
     let (profile, now) = (host.server.profile, state.clock.now());
     let known = known::learn(&at, host, known, &head.headers);
     let prepared: Option<PreparedTry> = at.prepared();
+    let times = prepared.as_ref().map(|it| it.times).unwrap_or_default();
     let left = prepared.map_or(state.within, |it| it.within).saturating_sub(at.spent());
     if let Some(goes_on) = accepted::follow(&at, &request, host, known, (&head, &bytes), left) {
         host.admission.responded();
@@ -563,17 +520,7 @@ async fn call(
     if !state.live().contains_key(&id) {
         report(&request.name, &id, status);
     }
-    Ok(RecordedResponse::new(kind, &request, &response).after(at.number(), replayed))
-}
-
-/// Ends a try that was answered with 401: new credentials are tried once, if nothing has arrived.
-fn unauthorized(at: &StepContext<Arc<ClientState>>, rejected: bool) -> StepError<()> {
-    if rejected || at.age().is_some() || at.supplier.is_none() {
-        let reason = StuckReason::Step(UNAUTHORIZED.to_owned());
-        return stuck(at, reason, "found 401: the server rejects the credentials", false);
-    }
-    at.rejected().insert(at.id());
-    StepError::not_sent("found 401: the server rejects the credentials")
+    Ok(RecordedResponse::new(kind, &request, &response).after(at.number(), replayed, times))
 }
 
 fn read_request(at: &StepContext<Arc<ClientState>>) -> Result<RecordedRequest, StepError<()>> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use hapax_core::Timestamp;
-use hapax_http::header::IDEMPOTENCY_EXPIRES;
+use hapax_http::header::{IDEMPOTENCY_EXPIRES, IDEMPOTENCY_OPERATION_ID};
 use hapax_saga::StepContext;
 use http::HeaderMap;
 use http::header::DATE;
@@ -20,6 +20,20 @@ pub(crate) struct Known {
     pub(crate) status: Option<String>,
     /// The retention that the server has stated, from the first try that may have arrived.
     pub(crate) retention: Option<Duration>,
+    /// The operation id that the server has sent, for lists.
+    #[serde(default)]
+    pub(crate) operation: Option<String>,
+}
+
+/// The longest operation id that is kept. That of Hapax has 64 characters.
+const MAX_OPERATION: usize = 128;
+
+/// Returns the server's operation id among the headers of a response.
+pub(crate) fn operation_id(headers: &HeaderMap) -> Option<String> {
+    let mut values = headers.get_all(IDEMPOTENCY_OPERATION_ID).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    let text = value.to_str().ok().filter(|text| text.len() <= MAX_OPERATION)?;
+    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())).then(|| text.to_owned())
 }
 
 /// Adds to the data of earlier responses what this one says, and saves them with the end of this try.
@@ -29,11 +43,16 @@ pub(crate) fn learn(
     known: Known,
     headers: &HeaderMap,
 ) -> Known {
-    // Other servers do not promise what this header means, and a status resource has no key.
-    let states = host.server.profile == Profile::Hapax && known.status.is_none();
+    if known.status.is_some() {
+        // A status resource has no key.
+        return known;
+    }
+    // Other servers do not promise what this header means.
+    let states = host.server.profile == Profile::Hapax;
     let stated = || stated_retention(headers, at.clock.now(), at.age());
-    let Some(stated) = states.then(stated).flatten() else { return known };
-    let known = Known { retention: Some(stated), ..known };
+    let retention = states.then(stated).flatten().or(known.retention);
+    let operation = operation_id(headers).or(known.operation);
+    let known = Known { retention, operation, ..known };
     keep_known(at, &known);
     known
 }
@@ -90,6 +109,21 @@ mod tests {
         assert_eq!(stated(&[("idempotency-expires", "@784115377;a=b")], 0), Some(3_600));
         for past in ["@0", "@-5", "@784111777"] {
             assert_eq!(stated(&[("idempotency-expires", past)], 0), Some(0), "{past}");
+        }
+    }
+
+    #[test]
+    fn an_operation_id_is_one_short_word() {
+        let of = |values: &[&str]| {
+            let name = IDEMPOTENCY_OPERATION_ID;
+            let values = values.iter().map(|value| (name.clone(), value.parse().unwrap()));
+            let mut headers = HeaderMap::new();
+            values.for_each(|(name, value)| _ = headers.append(name, value));
+            operation_id(&headers)
+        };
+        assert_eq!(of(&["4bf9"]).as_deref(), Some("4bf9"));
+        for none in [&[][..], &["a", "b"], &[""], &["a b"], &[&"a".repeat(129)]] {
+            assert_eq!(of(none), None, "{none:?}");
         }
     }
 

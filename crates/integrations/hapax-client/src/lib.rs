@@ -149,6 +149,7 @@ pub use adapter::tower::{
 pub use client::{Client, ClientBuilder};
 pub use credentials::{Credentials, CredentialsError, CredentialsRequest};
 pub use error::{ClientError, RequestError, SendError};
+pub use hapax_proxy::ConnectProxy;
 pub use journal::{Journal, JournalError};
 pub use request::OutgoingRequest;
 pub use response::{ClientResponse, Sent};

@@ -194,7 +194,8 @@ impl OutgoingRequest {
             return Err(RequestError::Undeclared { origin: server });
         };
         for (name, _) in &self.headers {
-            if is_framing(name) || *name == host.server.key_header {
+            let is_protocol = name.as_str().starts_with("idempotency-");
+            if is_framing(name) || is_protocol || *name == host.server.key_header {
                 return Err(RequestError::Header { name: name.to_string() });
             }
             if SECRET_HEADERS.contains(name) || self.client.is_secret(name) {

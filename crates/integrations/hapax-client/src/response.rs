@@ -8,6 +8,8 @@ use http::header::SET_COOKIE;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 
+use crate::flow::TryTimes;
+use crate::known::operation_id;
 use crate::request::RecordedRequest;
 
 /// The largest body that the journal keeps.
@@ -89,6 +91,9 @@ pub(crate) struct RecordedResponse {
     body: Blob,
     pub(crate) replayed: bool,
     pub(crate) tries: u32,
+    /// Responses of earlier releases have none.
+    #[serde(default)]
+    pub(crate) times: TryTimes,
 }
 
 impl RecordedResponse {
@@ -116,12 +121,13 @@ impl RecordedResponse {
             body: Blob(body),
             replayed: false,
             tries: 0,
+            times: TryTimes::default(),
         }
     }
 
-    /// Sets the number of tries, and whether the response is a replay.
-    pub(crate) fn after(self, tries: u32, replayed: bool) -> Self {
-        Self { tries, replayed, ..self }
+    /// Sets the number and the times of the tries, and whether the response is a replay.
+    pub(crate) fn after(self, tries: u32, replayed: bool, times: TryTimes) -> Self {
+        Self { tries, replayed, times, ..self }
     }
 
     pub(crate) fn status(&self) -> StatusCode {
@@ -129,12 +135,21 @@ impl RecordedResponse {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    pub(crate) fn response(&self) -> ClientResponse {
+    /// Returns the operation id that the server has sent.
+    pub(crate) fn operation(&self) -> Option<String> {
+        operation_id(&self.headers())
+    }
+
+    fn headers(&self) -> HeaderMap {
         let headers = self.headers.iter().filter_map(|(name, value)| {
             let value = HeaderValue::from_bytes(&value.0).ok()?;
             Some((HeaderName::try_from(name).ok()?, value))
         });
-        let (status, body) = (self.status(), self.body.0.clone());
-        ClientResponse { status, headers: headers.collect(), body }
+        headers.collect()
+    }
+
+    pub(crate) fn response(&self) -> ClientResponse {
+        let (status, headers, body) = (self.status(), self.headers(), self.body.0.clone());
+        ClientResponse { status, headers, body }
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use hapax_core::schedule::EntryKey;
 use hapax_core::{
-    DefiniteVerdict, EntryId, Key, OperationId, Outcome, RecordState, Resolve, WriteResult,
+    DefiniteVerdict, EntryId, Key, OperationId, Outcome, RecordState, Resolve, Timestamp,
+    WriteResult,
 };
 use hapax_saga::{SagaDecision, SagaLookup, SagaView, StuckReason, UnfinishedPage, UnreadableSaga};
 use http::StatusCode;
@@ -17,6 +18,7 @@ use tokio::time::timeout;
 
 use crate::client::Client;
 use crate::error::SendError;
+use crate::flow::last_try;
 use crate::journal::JournalError;
 use crate::request::RecordedRequest;
 use crate::response::ResponseKind;
@@ -82,6 +84,15 @@ pub enum PendingState {
 pub struct PendingOperation {
     /// The operation id, by which `hapax saga show` and `hapax doctor` have it.
     pub id: OperationId,
+    /// The idempotency key, as [`Client::key`] returns it.
+    pub key: Key,
+    /// The operation id of the server, if it has sent one in `Idempotency-Operation-Id`.
+    pub server_operation: Option<String>,
+    /// Begin of the first try, or of the operation if none has begun, by the clock of its process; `None` if
+    /// it cannot be read.
+    pub begun: Option<Timestamp>,
+    /// Begin of the last try; `None` before the first one.
+    pub last_try: Option<Timestamp>,
     /// The name; empty if it cannot be read.
     pub name: String,
     /// The method; empty if it cannot be read.
@@ -102,6 +113,14 @@ pub struct PendingOperation {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FinishedOperation {
+    /// The idempotency key, as [`Client::key`] returns it.
+    pub key: Key,
+    /// The operation id of the server, if it has sent one in `Idempotency-Operation-Id`.
+    pub server_operation: Option<String>,
+    /// Begin of the first try, by the clock of its process; `None` of an operation that an earlier release ended.
+    pub begun: Option<Timestamp>,
+    /// Begin of the last try.
+    pub last_try: Option<Timestamp>,
     /// The name.
     pub name: String,
     /// The method.
@@ -192,6 +211,7 @@ impl Client {
             if !self.may_retry(request, &stuck.reason, log) {
                 return Ok(PendingFate::Unknown);
             }
+            // If it has changed since, a process runs it, or has run it.
             self.retry(view).await?;
             return Ok(PendingFate::Continues);
         }
@@ -239,8 +259,14 @@ impl Client {
                 }
                 let RecordState::Done(outcome) = &stored.record.state else { continue };
                 let Some(Ok(recorded)) = self.inner.saga.output(outcome) else { continue };
-                if recorded.kind != ResponseKind::NothingHappened {
+                // A journal that programs share has the operations of all of its namespaces.
+                let is_own = Key::new(&recorded.name).is_ok_and(|name| self.id(&name) == id);
+                if is_own && recorded.kind != ResponseKind::NothingHappened {
                     found.push(FinishedOperation {
+                        key: id.downstream(),
+                        server_operation: recorded.operation(),
+                        begun: recorded.times.first.map(Timestamp::from),
+                        last_try: recorded.times.last.map(Timestamp::from),
                         status: recorded.status(),
                         name: recorded.name,
                         method: recorded.method,
@@ -397,9 +423,15 @@ fn listed(view: SagaView, request: RecordedRequest) -> PendingOperation {
             PendingState::Stopped { reason: stuck.reason.as_str().to_owned(), detail: stuck.detail }
         }
     };
+    let (times, server_operation) = log.as_ref().map(last_try).unwrap_or_default();
+    let started = log.as_ref().map(|log| log.started);
     let tries = log.as_ref().and_then(|log| log.steps.first()).map(|step| &step.forward);
     PendingOperation {
         id: view.id,
+        key: view.id.downstream(),
+        server_operation,
+        begun: times.first.or(started).map(Timestamp::from),
+        last_try: times.last.map(Timestamp::from),
         name: request.name,
         method: request.method,
         url: request.url,
@@ -427,6 +459,10 @@ fn unreadable(saga: UnreadableSaga<RecordedRequest>) -> PendingOperation {
     );
     PendingOperation {
         id: saga.id,
+        key: saga.id.downstream(),
+        server_operation: None,
+        begun: None,
+        last_try: None,
         name,
         method,
         url,

@@ -33,6 +33,10 @@ const LOOK: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 /// its operation.
 const WAITING: Duration = Duration::from_secs(60);
 
+/// Times that a call which has begun no execution lets a stuck operation be tried again. Another process, with other
+/// credentials, may begin the execution in its place, and stop again.
+const ASKS: u32 = 3;
+
 /// Handle of an operation whose response did not arrive within the time to wait. Dropping it does not stop the
 /// operation.
 pub struct Handle {
@@ -130,8 +134,8 @@ impl Drop for LiveCaller {
 struct Rounds {
     /// True if this call has begun a try.
     executes: bool,
-    /// True if the operation may be tried again once it is stuck.
-    may_ask: bool,
+    /// Times that the operation may still be tried again when it is found stuck.
+    asks: u32,
     /// True if the next try is a retry.
     is_retry: bool,
     /// True once the journal has the operation.
@@ -215,7 +219,7 @@ impl Client {
         let mut accept = Some(accept);
         let mut rounds = Rounds {
             executes: false,
-            may_ask: true,
+            asks: ASKS,
             is_retry: false,
             is_accepted: false,
             look: LOOK[0],
@@ -252,7 +256,9 @@ impl Client {
             }
             rounds.executes |= started.has_begun();
             // An operation that stopped during this call is not granted new tries by it.
-            rounds.may_ask &= !rounds.executes;
+            if rounds.executes {
+                rounds.asks = 0;
+            }
             let Some(end) = self.ended(caller, &started, request, &mut rounds).await? else {
                 continue;
             };
@@ -393,13 +399,15 @@ impl Client {
                 && let Some(stuck) = &log.stuck
             {
                 // Processes that died before this call say nothing about its own try.
-                if !rounds.may_ask && stuck.reason != StuckReason::Crashed {
+                if rounds.asks == 0 && stuck.reason != StuckReason::Crashed {
                     return Err(stuck_end(stuck, log));
                 }
                 if self.may_retry(request, &stuck.reason, log) {
-                    rounds.may_ask = false;
+                    if !self.retry(&view).await? {
+                        continue;
+                    }
+                    rounds.asks = rounds.asks.saturating_sub(1);
                     rounds.is_retry = log.steps.first().is_some_and(|step| step.forward.arrived);
-                    self.retry(&view).await?;
                     return Ok(None);
                 }
                 return Err(match stuck_end(stuck, log) {
@@ -449,13 +457,14 @@ impl Client {
         }
     }
 
-    /// Lets a stuck operation be tried again.
-    pub(crate) async fn retry(&self, view: &SagaView) -> Result<(), SendError> {
+    /// Lets a stuck operation be tried again. Returns false if it has changed since it was read: another
+    /// process has decided or ended it, or has only found it stuck.
+    pub(crate) async fn retry(&self, view: &SagaView) -> Result<bool, SendError> {
         let decided =
             self.inner.operator.decide(view, &SagaDecision::Retry, "client", "sent again").await;
         match decided {
-            // Another process has decided.
-            Ok(()) | Err(SagaOperatorError::Changed) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(SagaOperatorError::Changed) => Ok(false),
             Err(error) => Err(SendError::journal(error)),
         }
     }

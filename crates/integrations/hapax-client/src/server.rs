@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hapax_core::Key;
 use hapax_http::header::{IDEMPOTENCY_KEY, encode};
+use hapax_proxy::ConnectProxy;
 use http::{HeaderName, HeaderValue};
 
 use crate::flow::TRY;
@@ -19,9 +20,9 @@ const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 ///
 /// | profile | key | whether a response is final is decided by |
 /// | --- | --- | --- |
-/// | [`hapax`](Self::hapax) | `Idempotency-Key`, quoted | the codes of its problems, `Idempotency-Replayed` |
+/// | [`hapax`](Self::hapax) | `Idempotency-Key`, quoted | the codes of its problems, `Idempotency-Replayed`, `Idempotency-Outcome` |
 /// | [`stripe`](Self::stripe) | `Idempotency-Key`, without quotes | `Stripe-Should-Retry`, `Idempotent-Replayed`, the type of its errors |
-/// | [`plain`](Self::plain) | `Idempotency-Key`, quoted | the status, and `Retry-After` of a 409 |
+/// | [`plain`](Self::plain) | `Idempotency-Key`, quoted | the status, `Retry-After` of a 409, and `Idempotency-Outcome: retryable` |
 /// | [`without_keys`](Self::without_keys) | none | every response is final, and nothing is sent again once a byte may have arrived |
 ///
 /// A key has 64 hexadecimal digits. Quoted, as the draft of the header says, it has 66 characters:
@@ -37,6 +38,7 @@ pub struct Server {
     pub(crate) scoped_by_account: bool,
     pub(crate) http2: bool,
     pub(crate) follows_accepted: bool,
+    pub(crate) proxy: Option<ConnectProxy>,
 }
 
 impl Server {
@@ -73,6 +75,7 @@ impl Server {
             scoped_by_account: false,
             http2: false,
             follows_accepted: false,
+            proxy: None,
         }
     }
 
@@ -105,6 +108,13 @@ impl Server {
     /// Uses HTTP/2 from the first byte, also without TLS. Default: what TLS negotiates, else HTTP/1.1.
     pub const fn http2_prior_knowledge(mut self) -> Self {
         self.http2 = true;
+        self
+    }
+
+    /// Sets the proxy through which the server is reached, by a tunnel (`CONNECT`). A proxy that opens none is a
+    /// server that could not be reached: nothing was sent. Default: none, whatever the environment says.
+    pub fn proxy(mut self, proxy: ConnectProxy) -> Self {
+        self.proxy = Some(proxy);
         self
     }
 

@@ -26,7 +26,7 @@ pub(crate) enum Found {
     Nothing,
     /// An execution had ended without an outcome. The start has claimed it.
     Continued,
-    /// The saga was in progress, or parked, or is continued by another process.
+    /// The saga was in progress, parked or stuck, or is continued by another process.
     Unfinished,
     /// The saga had an outcome.
     Ended,

@@ -163,6 +163,8 @@ pub use body::WebhookBody;
 pub use config::{SecretError, WebhookConfigError, WebhookLayerBuilder};
 pub use delivery::{VerifiedWebhook, WEBHOOK_SOURCE, scope};
 pub use future::WebhookFuture;
+#[cfg(feature = "sink")]
+pub use hapax_proxy::ConnectProxy;
 pub use layer::WebhookLayer;
 pub use rejection::WebhookRejection;
 pub use scheme::{DeliveryIdLocation, HmacScheme, SignatureEncoding};

@@ -1,27 +1,28 @@
 //! `hapax call`.
 
 mod args;
+mod journal;
+mod namespace;
+mod render;
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use hapax_client::{
-    Client, ClientBuilder, ClientError, Credentials, FinishedOperation, Journal, JournalError,
-    PendingOperation, PendingState, SendError, Sent,
+    Client, ClientBuilder, ClientError, Credentials, JournalError, PendingOperation, PendingState,
+    SendError, Sent,
 };
-use hapax_gateway::StoreUrl;
 use http::{HeaderValue, Uri};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 pub(crate) use self::args::CallArgs;
-use self::args::{CallCommand, JournalArgs, SendArgs, ServerArgs};
+use self::args::{CallCommand, OutputArg, ProfileArg, SendArgs, ServerArgs};
+use self::journal::{JournalArgs, LeaseArg};
 use crate::exit::{CliError, with_causes};
-use crate::{keys, output, secrets};
+use crate::{keys, output};
 
 /// Time for requests in progress when the program ends.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -35,8 +36,15 @@ const LOOK: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)]
 /// Part of the time for which `resume` reads the journal, at most: the operations need it too.
 const READS: u32 = 10;
 
-/// Names of the library in its errors, and those of the flags that a user of the program has.
-const FLAGS: [(&str, &str); 5] = [
+/// Names of libraries in their errors, and those of the flags that a user of the command has.
+const FLAGS: [(&str, &str); 9] = [
+    ("--store-must-exist", "--journal-must-exist"),
+    ("--store", "--journal"),
+    ("(HAPAX_SECRET_FILE)", "(HAPAX_JOURNAL_SECRET_FILE)"),
+    (
+        "a journal in Redis or PostgreSQL",
+        "a journal in Redis or PostgreSQL (--journal redis://HOST or postgres://HOST/DB)",
+    ),
     ("`ClientBuilder::credentials`", "--header-env"),
     ("`ClientBuilder::root_certificates`", "--ca"),
     ("`ClientBuilder::server`", "--origin"),
@@ -49,8 +57,8 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     match args.command {
         Some(CallCommand::List { journal, pending, json }) => list(&journal, pending, json).await,
-        Some(CallCommand::Resume { journal, origin, server, wait, json }) => {
-            resume(&journal, &origin, &server, wait, json).await
+        Some(CallCommand::Resume { journal, origin, server, lease, wait, json }) => {
+            resume(&journal, lease, &origin, &server, wait, json).await
         }
         Some(CallCommand::Acknowledge { journal, name, json }) => {
             end(&journal, &name, json, EndOf::Tries).await
@@ -68,9 +76,11 @@ async fn send(args: SendArgs) -> Result<ExitCode, CliError> {
         journal_must_exist,
         name,
         server,
+        lease,
         header,
         json,
         data,
+        output,
         wait,
         within,
         method,
@@ -93,11 +103,10 @@ async fn send(args: SendArgs) -> Result<ExitCode, CliError> {
         (None, None) => Vec::new(),
     };
     let origin = origin(&url)?;
-    let opened = match journal_must_exist {
-        true => existing(&journal).await?,
-        false => open_or_create(&journal).await?,
-    };
-    let client = opened.server(origin, server.declaration());
+    let declaration = server.declaration(&origin)?;
+    journal.check(server.server != ProfileArg::WithoutKeys)?;
+    let opened = journal.for_calls(journal_must_exist).await?;
+    let client = lease.of(opened, &journal).server(origin, declaration);
     let client = build(with_credentials(client, &server, &header)?).await?;
     let mut request = client.request(method, url).operation(&*name).body(body);
     if json.is_some() && !header.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type")) {
@@ -112,7 +121,7 @@ async fn send(args: SendArgs) -> Result<ExitCode, CliError> {
         _ => String::new(),
     };
     client.close(DRAIN).await;
-    answered(end, &progress)
+    answered(end, output, &progress)
 }
 
 /// Returns the number of tries and the last error of an operation without a response.
@@ -124,17 +133,24 @@ async fn progress(client: &Client, name: &str) -> String {
 }
 
 /// Prints a response, or returns the error of a call without one.
-fn answered(end: Result<Sent, SendError>, progress: &str) -> Result<ExitCode, CliError> {
+fn answered(
+    end: Result<Sent, SendError>,
+    output: OutputArg,
+    progress: &str,
+) -> Result<ExitCode, CliError> {
     let sent = end.map_err(|error| match error {
         SendError::Pending(_) => waiting(progress),
         error => failure(&error),
     })?;
     let mut stdout = std::io::stdout().lock();
-    let body = match std::str::from_utf8(&sent.response.body) {
-        Ok(text) if stdout.is_terminal() => Cow::Owned(output::block(text).into_bytes()),
-        _ => Cow::Borrowed(&sent.response.body[..]),
+    let printed = match (output, std::str::from_utf8(&sent.response.body)) {
+        (OutputArg::Json, _) => Cow::Owned(render::sent(&sent)?.into_bytes()),
+        (OutputArg::Body, Ok(text)) if stdout.is_terminal() => {
+            Cow::Owned(output::block(text).into_bytes())
+        }
+        (OutputArg::Body, _) => Cow::Borrowed(&sent.response.body[..]),
     };
-    match stdout.write_all(&body).and_then(|()| stdout.flush()) {
+    match stdout.write_all(&printed).and_then(|()| stdout.flush()) {
         // A reader that has gone needs no more: the exit code reports the status as well.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             return Err(unprinted(&sent, &error));
@@ -144,21 +160,49 @@ fn answered(end: Result<Sent, SendError>, progress: &str) -> Result<ExitCode, Cl
     if sent.response.status.is_success() {
         return Ok(ExitCode::SUCCESS);
     }
-    let text = format!(
-        "expected a response with 2xx, found {}: if `hapax call list` shows it, it is stored, the same command prints it again, and `hapax call forget NAME` frees the name",
-        sent.response.status
-    );
+    let then = match Fate::of(&sent) {
+        Fate::Stored => {
+            "it is stored, the same command prints it again, and `hapax call forget NAME` frees the name"
+        }
+        Fate::TooLarge => {
+            "with more than 1 MiB it is not stored, and `hapax call forget NAME` frees the name"
+        }
+        Fate::NothingExecuted => {
+            "the server executed nothing, and the name is free: correct the request, the flags or the server, and run the command again"
+        }
+    };
+    let text = format!("expected a response with 2xx, found {}: {then}", sent.response.status);
     Err(CliError::exit(22, "answered", text))
+}
+
+/// Fate of a response that was returned.
+#[derive(Clone, Copy)]
+enum Fate {
+    Stored,
+    TooLarge,
+    NothingExecuted,
+}
+
+impl Fate {
+    fn of(sent: &Sent) -> Self {
+        match sent.stored {
+            true => Self::Stored,
+            false if sent.response.body.len() > MAX_STORED => Self::TooLarge,
+            false => Self::NothingExecuted,
+        }
+    }
 }
 
 /// Returns the error of a response that could not be printed.
 fn unprinted(sent: &Sent, error: &std::io::Error) -> CliError {
-    let then = if sent.stored {
-        "it is in the journal; run the same command again"
-    } else if sent.response.body.len() > MAX_STORED {
-        "with more than 1 MiB it is not in the journal; look the result up at the server"
-    } else {
-        "it is not in the journal, because the server executed nothing; run the same command again, which sends again"
+    let then = match Fate::of(sent) {
+        Fate::Stored => "it is in the journal; run the same command again",
+        Fate::TooLarge => {
+            "with more than 1 MiB it is not in the journal; look the result up at the server"
+        }
+        Fate::NothingExecuted => {
+            "it is not in the journal, because the server executed nothing; run the same command again, which sends again"
+        }
     };
     let text = format!("expected to write the response to standard output, found {error}: {then}");
     CliError::exit(74, "output", text)
@@ -181,7 +225,7 @@ fn print(text: &str) -> Result<(), CliError> {
 /// Returns the error of a call whose time to wait is over.
 fn waiting(progress: &str) -> CliError {
     let text = format!(
-        "expected a response within --wait, found none yet{progress}: run the same command again, or `hapax call resume`; nothing is sent until then"
+        "expected a response within --wait, found none yet{progress}: run the same command again, or `hapax call resume`; this process sends nothing more"
     );
     CliError::exit(75, "pending", text)
 }
@@ -218,7 +262,7 @@ async fn list(
     only_pending: bool,
     as_json: bool,
 ) -> Result<ExitCode, CliError> {
-    let client = build(existing(journal).await?).await?;
+    let client = build(journal.existing().await?).await?;
     let pending = client.pending().await.map_err(|error| failure(&error))?;
     let finished = match only_pending {
         true => Vec::new(),
@@ -226,14 +270,15 @@ async fn list(
     };
     client.close(DRAIN).await;
     print(&match as_json {
-        true => output::json(&listed_json(&pending, &finished))?,
-        false => listed(&pending, &finished),
+        true => output::json(&render::listed_json(&pending, &finished))?,
+        false => render::listed(&pending, &finished),
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn resume(
     journal: &JournalArgs,
+    lease: LeaseArg,
     origins: &[String],
     server: &ServerArgs,
     wait: Duration,
@@ -244,9 +289,12 @@ async fn resume(
             "expected one --origin with --header-env, found more: each of these servers would get the header; run the command once for each",
         ));
     }
-    let mut client = existing(journal).await?;
+    journal.check(server.server != ProfileArg::WithoutKeys)?;
+    let mut client = lease.of(journal.existing().await?, journal);
     for url in origins {
-        client = client.server(origin(url)?, server.declaration());
+        let origin = origin(url)?;
+        let declaration = server.declaration(&origin)?;
+        client = client.server(origin, declaration);
     }
     let client = build(with_credentials(client, server, &[])?).await?;
     let until = Instant::now() + wait;
@@ -268,8 +316,8 @@ async fn resume(
     };
     client.close(DRAIN).await;
     print(&match as_json {
-        true => output::json(&listed_json(&left, &[]))?,
-        false => listed(&left, &[]),
+        true => output::json(&render::listed_json(&left, &[]))?,
+        false => render::listed(&left, &[]),
     })?;
     if let Some(error) = failed {
         return Err(failure(&error));
@@ -302,7 +350,7 @@ async fn end(
     as_json: bool,
     part: EndOf,
 ) -> Result<ExitCode, CliError> {
-    let client = build(existing(journal).await?).await?;
+    let client = build(journal.existing().await?).await?;
     let ended = match part {
         EndOf::Tries => client.acknowledge(name).await,
         EndOf::Record => client.forget(name).await,
@@ -322,11 +370,9 @@ async fn end(
                 EndOf::Tries => "an operation of this name without a response",
                 EndOf::Record => "an operation of this name",
             };
-            let journal = journal.path()?;
-            let text = format!(
-                "expected {wanted} in {}, found none: `hapax call list` has all",
-                journal.display()
-            );
+            let journal = journal.shown()?;
+            let text =
+                format!("expected {wanted} in {journal}, found none: `hapax call list` has all");
             return Err(CliError::no(text).named("not-found"));
         }
         Err(SendError::Journal(JournalError::UnderWay)) => {
@@ -336,42 +382,6 @@ async fn end(
         Err(error) => return Err(failure(&error)),
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Opens the journal that flags select. A command that sends nothing creates none.
-async fn existing(args: &JournalArgs) -> Result<ClientBuilder, CliError> {
-    let path = args.path()?;
-    warn_of_secret(&path);
-    let journal = Journal::existing_file_within(path, args.lock_wait).await;
-    Ok(Client::open(journal.map_err(|error| unopened(&error))?))
-}
-
-/// Opens the journal that flags select, or creates it and says so.
-async fn open_or_create(args: &JournalArgs) -> Result<ClientBuilder, CliError> {
-    let path = args.path_to_create()?;
-    warn_of_secret(&path);
-    let journal = Journal::file_within(&path, args.lock_wait).await;
-    let journal = journal.map_err(|error| unopened(&error))?;
-    if journal.is_new() {
-        let path = std::path::absolute(&path).unwrap_or(path);
-        eprintln!(
-            "hapax: a new journal was created, {}, with a new secret: a name that was sent from another \
-             journal is sent again, under another key; --journal-must-exist rejects this",
-            path.display()
-        );
-    }
-    Ok(Client::open(journal))
-}
-
-/// Warns if other users can read the secret of the journal at `path`.
-fn warn_of_secret(path: &Path) {
-    if let Some(secret) = StoreUrl::File(path.to_owned()).secret_file() {
-        secrets::warn_if_open(&secret);
-    }
-}
-
-fn unopened(error: &JournalError) -> CliError {
-    CliError::exit(69, "journal", with_flags(error))
 }
 
 async fn build(client: ClientBuilder) -> Result<Client, CliError> {
@@ -434,52 +444,4 @@ fn origin(url: &str) -> Result<String, CliError> {
         ));
     }
     Ok(format!("{scheme}://{authority}"))
-}
-
-fn listed(pending: &[PendingOperation], finished: &[FinishedOperation]) -> String {
-    let mut text = String::new();
-    if pending.is_empty() && finished.is_empty() {
-        text.push_str("no operations\n");
-        return text;
-    }
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "{:<20} {:>5}  OPERATION", "STATE", "TRIES");
-    for it in pending {
-        let (state, _) = state_and_detail(&it.state);
-        let id = it.id.to_string();
-        let name = if it.name.is_empty() { &id } else { &it.name };
-        let _ = writeln!(text, "{state:<20} {:>5}  {name}  {} {}", it.tries, it.method, it.url);
-    }
-    for it in finished {
-        let status = it.status.as_u16();
-        let _ =
-            writeln!(text, "{status:<20} {:>5}  {}  {} {}", it.tries, it.name, it.method, it.url);
-    }
-    text
-}
-
-/// Returns the word for a state, and a sentence about it.
-fn state_and_detail(state: &PendingState) -> (&str, Option<&String>) {
-    match state {
-        PendingState::Stopped { reason, detail } => (reason, Some(detail)),
-        PendingState::Unreadable { detail } => ("unreadable", Some(detail)),
-        _ => ("pending", None),
-    }
-}
-
-fn listed_json(pending: &[PendingOperation], finished: &[FinishedOperation]) -> Value {
-    let pending = pending.iter().map(|it| {
-        let (state, detail) = state_and_detail(&it.state);
-        json!({
-            "operation": it.id.to_string(), "name": it.name, "method": it.method, "url": it.url, "state": state, "detail": detail,
-            "tries": it.tries, "may_have_happened": it.may_have_happened, "last_error": it.last_error,
-        })
-    });
-    let finished = finished.iter().map(|it| {
-        json!({
-            "name": it.name, "method": it.method, "url": it.url, "status": it.status.as_u16(),
-            "tries": it.tries,
-        })
-    });
-    json!({ "pending": pending.collect::<Vec<_>>(), "finished": finished.collect::<Vec<_>>() })
 }

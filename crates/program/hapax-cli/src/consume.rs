@@ -200,6 +200,10 @@ async fn service_sink(args: &ConsumeArgs) -> Result<WebhookSink, CliError> {
         .timeout(args.limits.timeout)
         .max_response(args.limits.max_response.get())
         .rejected(RejectedStatuses::ClientErrors);
+    let builder = match args.proxy.of(&args.to.0)? {
+        Some(proxy) => builder.proxy(proxy),
+        None => builder,
+    };
     let files = EndpointFiles {
         secrets: args.signing_secret_file.as_deref(),
         roots: args.to_ca.as_deref(),

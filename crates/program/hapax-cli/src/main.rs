@@ -10,6 +10,7 @@ mod keys;
 mod logging;
 mod messages;
 mod output;
+mod proxies;
 mod registered;
 mod relay;
 mod saga;
@@ -59,7 +60,10 @@ fn main() -> ExitCode {
     // Read from the raw arguments, so that it is known if the flags cannot be parsed.
     let words = std::env::args_os().skip(1).take_while(|word| word != "--");
     let words: Vec<_> = words.collect();
-    let as_json = words.iter().any(|word| word == "--json") && !has_json_body(&words);
+    let as_json = match has_json_body(&words) {
+        true => is_output_json(&words),
+        false => words.iter().any(|word| word == "--json"),
+    };
     if let Err(shown) = secrets::reject_shown(&Cli::command(), &words) {
         return shown.report(as_json);
     }
@@ -106,6 +110,12 @@ fn has_json_body(words: &[OsString]) -> bool {
     let commands = ["list", "resume", "acknowledge", "forget"].map(OsString::from);
     let [first, second, ..] = words else { return false };
     first == "call" && !commands.contains(second)
+}
+
+/// Returns whether a call prints its response as JSON.
+fn is_output_json(words: &[OsString]) -> bool {
+    let pairs = words.windows(2).any(|pair| pair[0] == "--output" && pair[1] == "json");
+    pairs || words.iter().any(|word| word == "--output=json")
 }
 
 /// Parses an address to listen on or to connect to. A name is rejected: it may have several

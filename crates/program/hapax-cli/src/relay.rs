@@ -19,6 +19,7 @@ use crate::exit::{CliError, of};
 use crate::keys::TIMEOUT;
 use crate::logging::FormatArg;
 use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector, connection_to_messages};
+use crate::proxies::ProxyArg;
 use crate::registered::{Pausing, Registered};
 use crate::secrets;
 use crate::shutdown::Shutdown;
@@ -58,6 +59,8 @@ pub(crate) struct RelayArgs {
     /// For an endpoint: the file of the root certificates to trust, in PEM [default: the system's]
     #[arg(long, value_name = "PATH")]
     to_ca: Option<PathBuf>,
+    #[command(flatten)]
+    proxy: ProxyArg,
     /// The store of the leases of the shards, the same for all relays of the outbox. It may have those
     /// of several outboxes. A file is for one relay: relays that have a file each publish messages
     /// repeatedly and out of order, and nothing detects that [default: the database of --from]

@@ -10,14 +10,13 @@ use hapax_operators::{is_key_open_to_others, is_open_to_others};
 use crate::exit::CliError;
 
 /// Rejects a URL of a store, database or broker with a password or token among the arguments, which every user of the
-/// machine sees. `hapax call` rejects its own, since an argument may be the body of a request.
+/// machine sees. Of `hapax call` that is its journal: it rejects other URLs itself, and an argument may be the body of a
+/// request.
 ///
 /// # Errors
 /// Names the flag, and the variable that may have the URL.
 pub(crate) fn reject_shown(command: &Command, words: &[OsString]) -> Result<(), CliError> {
-    if words.first().is_some_and(|word| word == "call") {
-        return Ok(());
-    }
+    let is_call = words.first().is_some_and(|word| word == "call");
     let mut flag = "";
     for word in words {
         let Some(word) = word.to_str() else { continue };
@@ -28,7 +27,7 @@ pub(crate) fn reject_shown(command: &Command, words: &[OsString]) -> Result<(), 
             }
             _ => word,
         };
-        if has_secret(value) {
+        if has_secret(value) && (!is_call || flag == "--journal") {
             let variable = variable(command, words, flag);
             let instead = variable.map_or_else(
                 || "name a file with it".to_owned(),

@@ -506,6 +506,7 @@ fn dialling(config: &Config, certificates: &AllCertificates) -> ConnectOptions {
         timeout: config.transport.connect_timeout,
         idle: config.transport.upstream_idle,
         fresh: config.transport.fresh_connections,
+        proxy: None,
     }
 }
 

@@ -104,8 +104,8 @@ pub use shutdown::{Shutdown, ShutdownPhase};
 pub use tunnel::Switch;
 pub use units::{ByteSize, UnitError, parse_duration};
 pub use upstream::{
-    ConnectOptions, Origin, ReceivedBody, UploadError, Upstream, UpstreamError, UpstreamProtocol,
-    Upstreams,
+    ConnectOptions, ConnectProxy, Origin, ReceivedBody, UploadError, Upstream, UpstreamError,
+    UpstreamProtocol, Upstreams,
 };
 
 /// An error of a body.

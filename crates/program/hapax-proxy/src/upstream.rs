@@ -21,6 +21,7 @@
 //! and hyper returns the request, which it does if it had not begun to encode it.
 
 mod connect;
+mod connect_proxy;
 mod connection;
 mod meter;
 mod normalize;
@@ -47,6 +48,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{BodyError, BoxedBody};
 pub use connect::{ConnectOptions, Origin, UpstreamProtocol};
+pub use connect_proxy::ConnectProxy;
 use connection::UpstreamConnection;
 pub(crate) use meter::Metered;
 use pool::Pool;

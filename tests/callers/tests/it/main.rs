@@ -2,4 +2,5 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a failure here is a failed test")]
 
 mod calls;
+mod jobs;
 mod postgres;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::value;
-use hapax_saga::log::{Blob, Log};
+use hapax_saga::log::{Blob, Log, LogTime};
 use hapax_saga::{StepContext, StepError, StuckReason};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,25 @@ pub(super) struct PreparedTry {
     pub(super) rejected: bool,
     /// Data of the responses to earlier ones.
     pub(super) known: Known,
+    /// Logs of earlier releases have none.
+    #[serde(default)]
+    pub(super) times: TryTimes,
+}
+
+/// Times of an operation, by the clock of its processes, for lists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct TryTimes {
+    /// Begin of its first try.
+    pub(crate) first: Option<LogTime>,
+    /// Begin of its last try.
+    pub(crate) last: Option<LogTime>,
+}
+
+impl TryTimes {
+    /// Returns the times with a try that begins now.
+    pub(super) fn next(before: Option<Self>, now: LogTime) -> Self {
+        Self { first: before.and_then(|before| before.first).or(Some(now)), last: Some(now) }
+    }
 }
 
 /// Returns the header and the value of the key of a try. Rejects others than those of a try that may have
@@ -62,7 +81,16 @@ pub(crate) fn keep_known(at: &StepContext<Arc<ClientState>>, known: &Known) {
 
 /// Returns whether the last try of an operation had no key.
 pub(crate) fn was_without_key(log: &Log) -> bool {
+    saved(log).is_some_and(|before| before.key.is_none())
+}
+
+/// Returns the times of the tries of an operation, and the operation id that the server has sent.
+pub(crate) fn last_try(log: &Log) -> (TryTimes, Option<String>) {
+    saved(log).map(|it| (it.times, it.known.operation)).unwrap_or_default()
+}
+
+/// Returns the data of the last try; `None` before the first one.
+fn saved(log: &Log) -> Option<PreparedTry> {
     let prepared = log.steps.first().and_then(|step| step.forward.prepared.as_ref());
-    let before = prepared.and_then(|it| value::read::<PreparedTry>(&it.0).ok());
-    before.is_some_and(|before| before.key.is_none())
+    value::read(&prepared?.0).ok()
 }

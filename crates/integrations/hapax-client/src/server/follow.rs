@@ -3,6 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use hapax_core::Timestamp;
+use hapax_http::classify::{HeaderOverride, OutcomeClass};
 use hapax_http::header::IDEMPOTENCY_REPLAYED;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -85,8 +86,20 @@ pub(crate) fn follow(
         401 => Follow::Unauthorized,
         408 | 425 | 429 | 500 | 502 | 503 | 504 => again,
         409 if pause.is_some() => again,
+        400..=599 if profile != Profile::Stripe && is_unexecuted(status, headers) => {
+            Follow::NothingHappened
+        }
         _ => Follow::Final,
     }
+}
+
+/// Returns whether a response says that this request executed nothing, and that the next one under the key executes.
+/// A conflict, and a key of another request, are about an earlier request, which may have executed; and a Hapax server
+/// that names a replay reports what its service answered.
+fn is_unexecuted(status: StatusCode, headers: &HeaderMap) -> bool {
+    ![StatusCode::CONFLICT, StatusCode::UNPROCESSABLE_ENTITY].contains(&status)
+        && !headers.contains_key(IDEMPOTENCY_REPLAYED)
+        && HeaderOverride::from_headers(headers).class == Some(OutcomeClass::Retryable)
 }
 
 /// Returns whether a response is a replay.
@@ -247,6 +260,8 @@ mod tests {
             ("missing-scope", 400, Follow::NothingHappened, Follow::NothingHappened),
             ("unstable-scope", 400, Follow::NothingHappened, Follow::NothingHappened),
             ("malformed-request", 400, Follow::NothingHappened, Follow::NothingHappened),
+            // Of the routes of a saga, after an earlier request too, which has removed it.
+            ("not-found", 404, Follow::Final, Follow::Final),
         ] {
             let body = problem(code);
             assert_eq!(of(Profile::Hapax, status, &[json], &body), bare, "{code}");
@@ -254,7 +269,7 @@ mod tests {
             let docs = body.replace("urn:hapax:problem:", "https://docs.example/problems#");
             assert_eq!(of(Profile::Hapax, status, &[json], &docs), bare, "{code}");
             // The same bytes from the service, or as another type, are its response.
-            if [400, 409, 422].contains(&status) {
+            if [400, 404, 409, 422].contains(&status) {
                 let service = [json, ("idempotency-replayed", "false")];
                 assert_eq!(of(Profile::Hapax, status, &service, &body), Follow::Final, "{code}");
                 let text = ("content-type", "application/json");
@@ -264,6 +279,37 @@ mod tests {
                 assert_eq!(of(Profile::Plain, status, &[json], &body), Follow::Final, "{code}");
             }
         }
+    }
+
+    #[test]
+    fn a_failure_that_says_that_nothing_was_executed_leaves_the_name_free() {
+        use Profile::{Hapax, Plain, Stripe, WithoutKeys};
+        let said = |word| [("idempotency-outcome", word)];
+        for status in [400, 402, 404, 405, 410, 415, 501] {
+            for profile in [Hapax, Plain] {
+                assert_eq!(of(profile, status, &said("retryable"), ""), Follow::NothingHappened);
+                for word in ["final", "unknown", "did-not-happen", ""] {
+                    assert_eq!(of(profile, status, &said(word), ""), Follow::Final, "{word}");
+                }
+                let twice = [said("retryable"), said("retryable")].concat();
+                assert_eq!(of(profile, status, &twice, ""), Follow::Final, "two lines");
+            }
+            assert_eq!(of(WithoutKeys, status, &said("retryable"), ""), Follow::Final);
+        }
+        assert_eq!(of(Stripe, 404, &said("retryable"), ""), Follow::Final);
+        for profile in [Hapax, Plain] {
+            for replayed in ["true", "false"] {
+                let answer = [said("retryable"), [("idempotency-replayed", replayed)]].concat();
+                assert_eq!(of(profile, 404, &answer, ""), Follow::Final, "{replayed}");
+            }
+            for status in [409, 422] {
+                assert_eq!(of(profile, status, &said("retryable"), ""), Follow::Final, "{status}");
+            }
+        }
+        // Those that are tried again anyway, other credentials, and what happened.
+        assert_eq!(of(Hapax, 503, &said("retryable"), ""), AGAIN);
+        assert_eq!(of(Hapax, 401, &said("retryable"), ""), Follow::Unauthorized);
+        assert_eq!(of(Hapax, 201, &said("retryable"), ""), Follow::Final);
     }
 
     #[test]

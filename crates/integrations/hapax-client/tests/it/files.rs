@@ -64,6 +64,46 @@ async fn a_name_without_resume_is_continued_by_its_next_send() {
     assert_eq!((sent.response.status.as_u16(), bank.effects()), (201, vec![1]));
 }
 
+/// Sends the operation `n` in a process with this token.
+async fn send_as(path: &Path, bank: &Bank, token: &'static str) -> Result<u16, SendError> {
+    let journal = Journal::file_within(path, LONG).await.unwrap();
+    let client = Client::open(journal).server(bank.origin(), Server::plain());
+    let client = client.credentials(move |_| async move { Ok(Credentials::bearer(token)?) });
+    let client = client.build().await.unwrap();
+    let sent = client.post(bank.url("/")).operation("n").send().await;
+    client.close(LONG).await;
+    Ok(sent?.response.status.as_u16())
+}
+
+/// Each opening of a file ends all leases, that of an operation that has stopped too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_stop_that_an_earlier_process_left_does_not_end_a_send() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("changed");
+    let bank = Bank::start().await;
+    bank.act([Act::Silent]);
+    process(async || {
+        tokio::select! {
+            end = send_as(&path, &bank, "one") => panic!("{end:?}"),
+            () = bank.wait_for(1) => {}
+        }
+    });
+    for _ in 0..3 {
+        let end = send_as(&path, &bank, "two").await;
+        assert!(matches!(end, Err(SendError::CredentialsChanged)), "{end:?}");
+    }
+    assert_eq!(send_as(&path, &bank, "one").await.unwrap(), 201);
+    assert_eq!((bank.arrived().len(), bank.effects()), (2, vec![1]));
+
+    let path = folder.path().join("rejected");
+    let bank = Bank::start().await;
+    bank.act([Act::Answer(answer(401, &[], ""))]);
+    let end = send_as(&path, &bank, "old").await;
+    assert!(matches!(end, Err(SendError::Unauthorized)), "{end:?}");
+    assert_eq!(send_as(&path, &bank, "new").await.unwrap(), 201);
+    assert_eq!((bank.arrived().len(), bank.effects()), (2, vec![1]));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_no_younger_than_the_latest_time_of_the_journal_after_the_clock_stepped_back() {
     const HOUR: Duration = Duration::from_secs(60 * 60);

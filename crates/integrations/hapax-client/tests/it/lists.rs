@@ -36,6 +36,40 @@ async fn finished_and_pending_operations_are_listed() {
 }
 
 #[tokio::test]
+async fn lists_have_keys_operation_ids_of_the_server_and_times_of_tries() {
+    let bank = Bank::start().await;
+    let id = "idempotency-operation-id: 4bf9";
+    bank.act([
+        Act::Execute(answer(201, &[id], "paid")),
+        Act::Answer(answer(409, &["retry-after: 100", id], "")),
+    ]);
+    let client = client(&bank, Server::hapax()).await;
+    let post = |name: &str| client.post(bank.url("/")).operation(name);
+    post("done").send().await.unwrap();
+    let later = post("later").wait(Duration::ZERO).send().await;
+    assert!(matches!(later, Err(SendError::Pending(_))));
+    let done = client.finished().await.unwrap().remove(0);
+    assert_eq!(
+        (Some(done.key), done.server_operation.as_deref()),
+        (client.key("done"), Some("4bf9"))
+    );
+    assert!(done.begun.is_some() && done.begun <= done.last_try, "{:?}", done.last_try);
+    let later = loop {
+        // Once the end of the try is saved.
+        let pending = client.pending().await.unwrap().remove(0);
+        if pending.last_error.is_some() {
+            break pending;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(
+        (Some(later.key), later.server_operation.as_deref()),
+        (client.key("later"), Some("4bf9"))
+    );
+    assert!(later.begun >= done.begun && later.begun <= later.last_try, "{:?}", later.begun);
+}
+
+#[tokio::test]
 async fn an_acknowledged_operation_is_not_pending_and_its_name_stays_taken() {
     let bank = Bank::start().await;
     bank.act([Act::CutAnswer(10)]);

@@ -96,6 +96,11 @@ async fn a_key_that_the_server_has_for_another_request_is_never_tried_again() {
     assert_eq!(bank.arrived().len(), 1);
 }
 
+/// Returns a response that says that nothing was executed.
+fn marked(status: u16) -> Act {
+    Act::Answer(answer(status, &["idempotency-outcome: retryable"], "no"))
+}
+
 #[tokio::test]
 async fn a_name_is_free_after_a_response_with_which_nothing_happened() {
     let bare = |status| Act::Answer(answer(status, &[], "no"));
@@ -104,7 +109,8 @@ async fn a_name_is_free_after_a_response_with_which_nothing_happened() {
         (400, [reject(), reject()])
     });
     let statuses = [403, 413, 421].map(|status| (status, [bare(status), bare(status)]));
-    for (status, acts) in statuses.into_iter().chain(problems) {
+    let marked = [400, 404, 405].map(|status| (status, [marked(status), marked(status)]));
+    for (status, acts) in statuses.into_iter().chain(problems).chain(marked) {
         let bank = Bank::start().await;
         bank.act(acts);
         let client = client(&bank, Server::hapax()).await;
@@ -126,6 +132,7 @@ async fn a_rejection_after_a_try_that_may_have_arrived_is_no_response() {
     for (status, rejection, unauthorized) in [
         (403, bare(403), true),
         (413, bare(413), false),
+        (404, marked(404), false),
         (400, problem(400, "missing-scope", &[]), false),
     ] {
         let bank = Bank::start().await;

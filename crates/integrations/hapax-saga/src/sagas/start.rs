@@ -45,6 +45,12 @@ pub(super) async fn start(
             return Ok(Found::Unfinished);
         }
     };
+    // Its lease had lapsed, or its store ended all leases, as a file does when it is opened. It waits for a decision,
+    // and this start begins no execution.
+    if log.as_ref().is_some_and(|log| log.stuck.is_some()) {
+        let _ = lease.withdraw().await;
+        return Ok(Found::Unfinished);
+    }
     // A saga keeps the version of its log, also if this start passes another one.
     let own = match &log {
         Some(log) => node.definition(&log.definition, log.version),

@@ -65,6 +65,26 @@ async fn a_step_out_of_tries_is_stuck_until_an_operator_grants_more() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_start_that_finds_a_stuck_saga_with_a_lapsed_lease_begins_no_execution() {
+    let (world, systems) = (World::new(), Systems::default());
+    let (saga, operator) = (order(&systems), operator(&world));
+    let process = world.process(&saga);
+    systems.answer("charge", &[Answer::NotSent; 5]);
+    let start = async || process.sagas.start(&saga, &scope(), &key("k"), &cart()).await.unwrap();
+    start().await;
+    let before = stuck(&operator).await;
+    process.task.abort();
+    tokio::time::sleep(2 * DAY).await;
+    assert!(!start().await.has_begun());
+    let view = stuck(&operator).await;
+    assert_eq!(view.attempt, before.attempt);
+    operator.decide(&view, &SagaDecision::Retry, "ann", "the bank is back").await.unwrap();
+    let started = start().await;
+    assert!(started.has_begun());
+    assert_eq!(started.outcome().await.unwrap(), "visa:1999");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_undo_out_of_tries_can_be_skipped_and_that_is_in_the_log() {
     let (world, systems) = (World::new(), Systems::default());
     let mut saga = Saga::define("trip", 1, systems.clone());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax_core::{Clock, SystemClock};
 use hapax_proxy::tls::{AllCertificates, TlsError, UpstreamTls};
-use hapax_proxy::{ConnectOptions, Origin, Upstream};
+use hapax_proxy::{ConnectOptions, ConnectProxy, Origin, Upstream};
 use http::Uri;
 use http::uri::PathAndQuery;
 use tokio::sync::Semaphore;
@@ -23,6 +23,7 @@ pub struct WebhookSinkBuilder {
     url: String,
     secrets: Vec<Vec<u8>>,
     roots: Option<PathBuf>,
+    proxy: Option<ConnectProxy>,
     timeout: Duration,
     max_response: usize,
     rejected: RejectedStatuses,
@@ -41,6 +42,7 @@ impl WebhookSinkBuilder {
             url,
             secrets: Vec::new(),
             roots: None,
+            proxy: None,
             timeout: Self::TIMEOUT,
             max_response: Self::MAX_RESPONSE,
             rejected: RejectedStatuses::default(),
@@ -59,6 +61,13 @@ impl WebhookSinkBuilder {
     /// Sets a file of the root certificates to trust, in PEM. Default: the system's.
     pub fn roots(mut self, file: impl Into<PathBuf>) -> Self {
         self.roots = Some(file.into());
+        self
+    }
+
+    /// Sets the proxy through which the endpoint is reached, by a tunnel (`CONNECT`). Default: none, whatever the
+    /// environment says.
+    pub fn proxy(mut self, proxy: ConnectProxy) -> Self {
+        self.proxy = Some(proxy);
         self
     }
 
@@ -94,7 +103,7 @@ impl WebhookSinkBuilder {
     /// [`WebhookSinkError`] names the setting that is not valid; it contains neither the URL nor a
     /// secret.
     pub async fn build(self) -> Result<WebhookSink, WebhookSinkError> {
-        let Self { url, secrets, roots, timeout, max_response, rejected, clock } = self;
+        let Self { url, secrets, roots, proxy, timeout, max_response, rejected, clock } = self;
         let (origin, path_and_query) = parse(&url)?;
         if timeout.is_zero() {
             return Err(WebhookSinkError::Timeout);
@@ -114,7 +123,7 @@ impl WebhookSinkBuilder {
                 read.map_err(certificates)?.upstream
             }
         };
-        let connect = ConnectOptions { tls, ..ConnectOptions::default() };
+        let connect = ConnectOptions { tls, proxy, ..ConnectOptions::default() };
         // Relay and consumer limit the messages in flight.
         let endpoint = Upstream::new(origin, timeout, Semaphore::MAX_PERMITS, connect);
         let secrets = (!secrets.is_empty()).then_some(parsed);

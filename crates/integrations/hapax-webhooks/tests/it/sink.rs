@@ -13,9 +13,9 @@ use axum::response::IntoResponse;
 use hapax_core::Timestamp;
 use hapax_messages::{MessageId, MessageSink, OutgoingMessage, PublishError};
 use hapax_testkit::ManualClock;
-use hapax_webhooks::{RejectedStatuses, WebhookLayer, WebhookSink, WebhookSinkError};
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpSocket};
+use hapax_webhooks::{ConnectProxy, RejectedStatuses, WebhookLayer, WebhookSink, WebhookSinkError};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
@@ -142,6 +142,43 @@ async fn a_message_arrives_byte_for_byte_with_its_headers() {
     }
     assert!(!headers.contains_key("transfer-encoding"));
     assert!(headers["host"].to_str().unwrap().starts_with("127.0.0.1:"));
+}
+
+#[tokio::test]
+async fn an_endpoint_with_a_proxy_is_reached_through_its_tunnel_only() {
+    let endpoint = Endpoint::default();
+    let address = endpoint.start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
+    let proxy = ConnectProxy::new(authority, None);
+    let sink = WebhookSink::builder(format!("http://{address}/hooks")).proxy(proxy);
+    let sink = sink.build().await.unwrap();
+    let tunnel = async |answer: &str| {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(client.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        assert!(head.starts_with(&format!("CONNECT {address} HTTP/1.1\r\n")), "{head}");
+        client.write_all(answer.as_bytes()).await.unwrap();
+        client
+    };
+    let message = message("m-1");
+    let (published, _) =
+        tokio::join!(sink.publish(&message), tunnel("HTTP/1.1 403 Forbidden\r\n\r\n"));
+    assert_eq!(later(published), None);
+    assert!(endpoint.received().is_empty(), "nothing is sent without a tunnel");
+    let opened = async {
+        let mut client = tunnel("HTTP/1.1 200 OK\r\n\r\n").await;
+        let mut server = TcpStream::connect(address).await.unwrap();
+        let _ = copy_bidirectional(&mut client, &mut server).await;
+    };
+    tokio::select! {
+        published = sink.publish(&message) => published.unwrap(),
+        () = opened => panic!("the tunnel ended before the message was published"),
+    }
+    assert_eq!(endpoint.received().len(), 1);
 }
 
 #[tokio::test]

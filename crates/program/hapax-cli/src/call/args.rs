@@ -9,19 +9,23 @@ use hapax_client::Server;
 use hapax_gateway::parse_duration;
 use http::{HeaderName, HeaderValue, Method};
 
+use super::journal::{JournalArgs, LeaseArg};
 use crate::exit::CliError;
+use crate::proxies::ProxyArg;
 
 const AFTER: &str = "\
-Durations are written 250ms, 30s, 5m, 24h, 7d. The body of the response is on standard output, an
-error on standard error. Exit codes:
+Durations are written 250ms, 30s, 5m, 24h, 7d. The body of the response is on standard output, or with
+--output json a JSON document: status, headers (pairs of name and value), body (text) or body_base64,
+replayed, stored, tries. An error is on standard error. Exit codes:
 
    0  a response with 2xx; without a body on standard output if it was too large to be stored
   22  a response with another status
   64  the arguments are invalid
   65  the name, or at the server the key, belongs to another request, which may have happened
-  69  the journal is unavailable: run the command again
+  69  the journal is unavailable, or its file is open in another process: run the command again
   74  the output could not be written: the error says whether the response is in the journal
-  75  no response yet: run the command again, or `hapax call resume`
+  75  no response yet, from this process or from another one that sends the name now: run the command
+      again, or `hapax call resume`
   76  unknown whether it happened, or the key is too old or has changed: see `hapax call list`
   77  the credentials are rejected, or are not those of an earlier try
 
@@ -37,6 +41,11 @@ error on standard error. Exit codes:
 /// method, URL, header or body under the name is rejected. A response is final, whatever its status, and is
 /// stored for 30 days, unless the server reports that it executed nothing.
 ///
+/// Jobs that run at the same time need a journal in PostgreSQL: there the same name is sent once, and each
+/// call gets the response, and calls of other names do not wait. So it is in Redis, which may lose its last
+/// writes, and is for servers that honor keys only, never for money alone. A file is open in one process, also
+/// during its request, and others wait for it (--lock-wait).
+///
 /// With a --server that honors idempotency keys the operation has one effect. With the default,
 /// without-keys, nothing is sent again once a byte may have arrived.
 #[derive(Debug, Args)]
@@ -50,7 +59,8 @@ pub(crate) struct CallArgs {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CallCommand {
-    /// List the operations of the journal: state, or status of the response; tries; name, method and URL
+    /// List the operations of the journal: state, or status of the response; tries; begin of the first and of
+    /// the last one; name, method and URL; key, and the server's operation id if it has sent one
     List {
         #[command(flatten)]
         journal: JournalArgs,
@@ -78,6 +88,8 @@ pub(super) enum CallCommand {
         origin: Vec<String>,
         #[command(flatten)]
         server: ServerArgs,
+        #[command(flatten)]
+        lease: LeaseArg,
         /// Time to wait; operations that are not finished then stay in the journal
         #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
         wait: Duration,
@@ -120,8 +132,8 @@ pub(super) enum CallCommand {
 pub(super) struct SendArgs {
     #[command(flatten)]
     pub(super) journal: JournalArgs,
-    /// Reject the call if there is no journal, rather than create one: in a new journal every name has another
-    /// key. Leave it out for the first call
+    /// Reject the call if there is no journal, or calls have not used its --namespace, rather than create it: a new
+    /// one has no names, and a new file has other keys. Leave it out for the first call
     #[arg(long, env = "HAPAX_JOURNAL_MUST_EXIST", value_parser = BoolishValueParser::new())]
     pub(super) journal_must_exist: bool,
     /// The name of the operation, such as invoice-17: 1 to 255 printable ASCII characters. The same name is the
@@ -130,6 +142,8 @@ pub(super) struct SendArgs {
     pub(super) name: Option<String>,
     #[command(flatten)]
     pub(super) server: ServerArgs,
+    #[command(flatten)]
+    pub(super) lease: LeaseArg,
     /// A header, such as 'x-note: one'. It is stored in the journal, sealed, so that authorization and cookie are
     /// rejected; pass any other secret, such as an API key, by --header-env too; may be repeated
     #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
@@ -140,7 +154,11 @@ pub(super) struct SendArgs {
     /// The body: text, @PATH, or @- for standard input; at most 1 MiB. Set content-type by --header
     #[arg(long, value_name = "TEXT")]
     pub(super) data: Option<String>,
-    /// Time to wait for the response; then exit code 75, and nothing is sent until the next run
+    /// Form of the response on standard output: its body, or a JSON document with status, headers and body; then
+    /// errors are JSON too, on standard error, with a code
+    #[arg(long, value_enum, default_value = "body")]
+    pub(super) output: OutputArg,
+    /// Time to wait for the response; then exit code 75, and this process sends nothing more
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     pub(super) wait: Duration,
     /// Time from the first try after which the operation stops; the next run begins the time anew
@@ -152,58 +170,6 @@ pub(super) struct SendArgs {
     /// The URL, http or https, without user and password: see --header-env
     #[arg(value_name = "URL", required = true)]
     pub(super) url: Option<String>,
-}
-
-/// The journal.
-#[derive(Debug, Args)]
-pub(super) struct JournalArgs {
-    /// The journal: a file. The first call creates it, with its secret in PATH.secret, and prints a line. Another journal has another secret, and under
-    /// it the same name has another key: use the same file in each run [default: hapax/calls.db in
-    /// $XDG_STATE_HOME, else in ~/.local/state]
-    #[arg(long, value_name = "PATH", env = "HAPAX_JOURNAL")]
-    journal: Option<PathBuf>,
-    /// Time to wait until another process has closed the journal; then exit code 69
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
-    pub(super) lock_wait: Duration,
-}
-
-impl JournalArgs {
-    /// Returns the path of the journal. The default depends on the user, and not on the directory: a
-    /// new journal has a new secret, by which the same names have other keys.
-    pub(super) fn path(&self) -> Result<PathBuf, CliError> {
-        if let Some(path) = &self.journal {
-            return Ok(path.clone());
-        }
-        // The XDG specification ignores a relative path, which would depend on the directory.
-        let set =
-            |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let state = set("XDG_STATE_HOME")
-            .or_else(|| set("HOME").map(|home| home.join(".local/state")))
-            .ok_or_else(|| {
-                CliError::usage(
-                    "expected --journal, HAPAX_JOURNAL or an absolute HOME, found none: set one of them",
-                )
-            })?;
-        Ok(state.join("hapax").join("calls.db"))
-    }
-
-    /// Returns the path of a journal that may be created, and creates the folder of the default one.
-    pub(super) fn path_to_create(&self) -> Result<PathBuf, CliError> {
-        let path = self.path()?;
-        if let (None, Some(folder)) = (&self.journal, path.parent()) {
-            std::fs::create_dir_all(folder).map_err(|error| {
-                let folder = folder.display();
-                CliError::exit(
-                    69,
-                    "journal",
-                    format!(
-                        "expected to create {folder}, found: {error}: create it, or set --journal"
-                    ),
-                )
-            })?;
-        }
-        Ok(path)
-    }
 }
 
 /// The declaration of a server, and the credentials for it.
@@ -235,11 +201,13 @@ pub(super) struct ServerArgs {
     /// A file of the root certificates to trust, in PEM [default: the system's]
     #[arg(long, value_name = "PATH")]
     pub(super) ca: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) proxy: ProxyArg,
 }
 
 impl ServerArgs {
-    /// Returns the declaration.
-    pub(super) fn declaration(&self) -> Server {
+    /// Returns the declaration of the server at an origin.
+    pub(super) fn declaration(&self, origin: &str) -> Result<Server, CliError> {
         let server = match self.server {
             ProfileArg::Hapax => Server::hapax(),
             ProfileArg::Stripe => Server::stripe(),
@@ -248,7 +216,11 @@ impl ServerArgs {
         };
         let server = server.retention(self.retention).key_header(self.key_header.clone());
         let server = if self.scoped_by_account { server.scoped_by_account() } else { server };
-        if self.follow_accepted { server.follows_accepted() } else { server }
+        let server = if self.follow_accepted { server.follows_accepted() } else { server };
+        Ok(match self.proxy.of(origin)? {
+            Some(proxy) => server.proxy(proxy),
+            None => server,
+        })
     }
 }
 
@@ -258,6 +230,13 @@ pub(super) enum ProfileArg {
     Stripe,
     Plain,
     WithoutKeys,
+}
+
+/// The form of a response on standard output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum OutputArg {
+    Body,
+    Json,
 }
 
 fn header(text: &str) -> Result<(String, String), &'static str> {

@@ -12,6 +12,7 @@ use hapax_messages::IdRule;
 use crate::admin::{self, AdminAddr};
 use crate::logging::FormatArg;
 use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector};
+use crate::proxies::ProxyArg;
 use crate::store::RequiredStoreArg;
 
 /// Post the messages of a broker to a service, which accepts each once
@@ -65,6 +66,8 @@ pub(crate) struct ConsumeArgs {
     /// The file of the root certificates to trust, in PEM [default: the system's]
     #[arg(long, value_name = "PATH")]
     pub(super) to_ca: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) proxy: ProxyArg,
     /// Rule for the id of a message: header:NAME, cloudevents, json:/POINTER,…, position or
     /// payload-hash. May be repeated: the first one that applies gives the id. The command ends with an
     /// error if none applies to any of the first ten messages. Fewer without an id become dead letters

@@ -34,6 +34,10 @@ pub(super) async fn open(
     match scheme.as_deref() {
         Some("http" | "https") => {
             let builder = WebhookSink::builder(&args.to.0).timeout(args.publish_timeout);
+            let builder = match args.proxy.of(&args.to.0)? {
+                Some(proxy) => builder.proxy(proxy),
+                None => builder,
+            };
             let files = EndpointFiles {
                 secrets: args.signing_secret_file.as_deref(),
                 roots: args.to_ca.as_deref(),
@@ -42,9 +46,12 @@ pub(super) async fn open(
             Ok((Arc::new(sink), CONNECTIONS))
         }
         Some("nats" | "tls" | "amqp" | "amqps" | "kafka") => {
-            for (flag, file) in [(SECRET_FILE, &args.signing_secret_file), ("--to-ca", &args.to_ca)]
-            {
-                if file.is_some() {
+            for (flag, is_set) in [
+                (SECRET_FILE, args.signing_secret_file.is_some()),
+                ("--to-ca", args.to_ca.is_some()),
+                ("--proxy-from-env", args.proxy.proxy_from_env),
+            ] {
+                if is_set {
                     return Err(CliError::usage(format!(
                         "{flag}: expected an endpoint in --to (https://HOST/PATH), found a broker: \
                          remove {flag}"

@@ -1,10 +1,12 @@
 //! `hapax call` against a server of threads that honors keys, and a client against the gateway.
 
+mod bank;
 mod kills;
+mod output;
+mod parallel;
+mod proxies;
 
-use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::{Arc, Mutex};
@@ -14,113 +16,8 @@ use serde_json::Value;
 
 use hapax_client::{Client, Credentials, Journal, SendError, Server};
 
+use self::bank::{Act, Bank};
 use crate::world::{Gateway, hapax};
-
-/// Faults of the server for its next request.
-#[derive(Clone, Copy)]
-enum Act {
-    Hang,
-    Slow(Duration),
-    Status(u16),
-    /// Executes, and answers with a body of this number of bytes.
-    Large(usize),
-    /// Executes, and answers with 202 and a `Location`.
-    Accept,
-}
-
-#[derive(Default)]
-struct State {
-    acts: Vec<Act>,
-    requests: Vec<String>,
-    effects: BTreeSet<String>,
-    executions: u32,
-}
-
-#[derive(Clone)]
-struct Bank {
-    address: SocketAddr,
-    state: Arc<Mutex<State>>,
-}
-
-impl Bank {
-    fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let bank = Self { address: listener.local_addr().unwrap(), state: Arc::default() };
-        let serving = bank.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let bank = serving.clone();
-                std::thread::spawn(move || bank.exchange(stream));
-            }
-        });
-        bank
-    }
-
-    fn act(&self, act: Act) {
-        self.state.lock().unwrap().acts.push(act);
-    }
-
-    fn requests(&self) -> Vec<String> {
-        self.state.lock().unwrap().requests.clone()
-    }
-
-    fn url(&self) -> String {
-        format!("http://{}/payments", self.address)
-    }
-
-    fn exchange(&self, stream: TcpStream) -> Option<()> {
-        let mut reader = BufReader::new(stream.try_clone().unwrap());
-        let (mut head, mut length, mut key) = (String::new(), 0, String::new());
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line).ok()?;
-            head.push_str(&line);
-            match line.trim_end().split_once(": ") {
-                Some(("content-length", value)) => length = value.parse().unwrap(),
-                Some(("idempotency-key", value)) => key = value.to_owned(),
-                _ => {}
-            }
-            if line.is_empty() {
-                // The client was killed before it sent the whole head.
-                return None;
-            }
-            if line == "\r\n" {
-                break;
-            }
-        }
-        let mut body = vec![0; length];
-        reader.read_exact(&mut body).ok()?;
-        let act = {
-            let mut state = self.state.lock().unwrap();
-            state.requests.push(format!("{head}{}", String::from_utf8(body).unwrap()));
-            let act = (!state.acts.is_empty()).then(|| state.acts.remove(0));
-            if !matches!(act, Some(Act::Status(_))) && (key.is_empty() || state.effects.insert(key))
-            {
-                state.executions += 1;
-            }
-            act
-        };
-        let (status, text) = match act {
-            None => (201, "paid".to_owned()),
-            Some(Act::Status(status)) => (status, "no".to_owned()),
-            Some(Act::Large(length)) => (201, "x".repeat(length)),
-            Some(Act::Accept) => (202, "accepted".to_owned()),
-            Some(Act::Slow(pause)) => {
-                std::thread::park_timeout(pause);
-                (201, "paid".to_owned())
-            }
-            Some(Act::Hang) => loop {
-                std::thread::park();
-            },
-        };
-        let lines = if status == 202 { "location: /status\r\nretry-after: 0\r\n" } else { "" };
-        let answer = format!(
-            "HTTP/1.1 {status} Status\r\ncontent-length: {}\r\n{lines}connection: close\r\n\r\n{text}",
-            text.len()
-        );
-        (&stream).write_all(answer.as_bytes()).ok()
-    }
-}
 
 struct Script {
     bank: Bank,
@@ -240,6 +137,9 @@ fn exit_codes_say_how_a_call_ended() {
     script.bank.act(Act::Status(404));
     assert_eq!(script.pay("answered", &[]), (22, "no".to_owned()));
     assert_eq!(script.pay("answered", &["--header", "a: b"]).0, 65, "another request");
+    script.bank.act(Act::Declined(404));
+    assert_eq!(script.pay("declined", &[]), (22, "no".to_owned()));
+    assert_eq!(script.pay("declined", &["--header", "a: b"]).0, 0, "the name was free");
     script.bank.act(Act::Status(503));
     assert_eq!(script.pay("pending", &["--wait", "1ms"]).0, 75);
     script.bank.act(Act::Status(401));
@@ -491,6 +391,8 @@ fn errors_name_flags_and_how_a_name_becomes_free() {
     let send = ["--name", "n", "--server", "hapax", "POST", &url];
     let secret = error(&[&send[..], &["--header", "cookie: a=b"]].concat());
     assert!(secret.contains("--header-env") && !secret.contains("ClientBuilder"), "{secret}");
+    let fence = error(&[&send[..], &["--header", "Idempotency-Fence: 1"]].concat());
+    assert!(fence.contains("found `idempotency-fence`"), "{fence}");
     script.bank.act(Act::Status(400));
     let stored = error(&send);
     assert!(stored.contains("400 Bad Request") && stored.contains("hapax call forget"), "{stored}");

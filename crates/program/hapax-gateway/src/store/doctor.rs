@@ -96,17 +96,21 @@ impl StoreOpener {
     /// Logs, as a warning each, the settings of a server because of which the store does not keep its guarantee. Call
     /// it once the store is open. It uses a connection of its own.
     pub async fn warn_of_broken(&self) {
-        let StoreUrl::Server(url) = &self.store else { return };
-        let Ok(driver) = self.driver(url) else { return };
-        // The server may have become unreachable: the store reports that.
-        let options = self.options(url, self.memory, None);
-        let diagnosed = tokio::time::timeout(DIAGNOSIS, driver.diagnose(options)).await;
-        let findings = diagnosed.ok().and_then(Result::ok).unwrap_or_default();
-        for finding in findings.into_iter().filter(|it| it.severity == Severity::Broken) {
-            let finding = StoreFinding::from(finding);
-            let StoreFinding { subject, found, fix, .. } = finding;
+        for StoreFinding { subject, found, fix, .. } in self.broken().await {
             tracing::warn!(subject, found, fix, "the store does not keep its guarantee");
         }
+    }
+
+    /// Returns the settings of a server because of which the store does not keep its guarantee; none if the server
+    /// became unreachable, which the store reports. It uses a connection of its own.
+    pub async fn broken(&self) -> Vec<StoreFinding> {
+        let StoreUrl::Server(url) = &self.store else { return Vec::new() };
+        let Ok(driver) = self.driver(url) else { return Vec::new() };
+        let options = self.options(url, self.memory, None);
+        let diagnosed = tokio::time::timeout(DIAGNOSIS, driver.diagnose(options)).await;
+        let findings = diagnosed.ok().and_then(Result::ok).unwrap_or_default().into_iter();
+        let broken = findings.filter(|it| it.severity == Severity::Broken);
+        broken.map(StoreFinding::from).collect()
     }
 
     /// Diagnoses the store without changing its records, on a server even if the store could not be

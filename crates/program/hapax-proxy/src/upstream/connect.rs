@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::connect_proxy::ConnectProxy;
 use super::connection::UpstreamConnection;
 use super::socket::Socket;
 use crate::BodyError;
@@ -89,6 +90,8 @@ pub struct ConnectOptions {
     /// Whether requests whose responses are stored or decide about other requests use new
     /// connections.
     pub fresh: bool,
+    /// Proxy through which servers are reached; `None` for a direct connection.
+    pub proxy: Option<ConnectProxy>,
 }
 
 impl Default for ConnectOptions {
@@ -99,6 +102,7 @@ impl Default for ConnectOptions {
             timeout: Duration::from_secs(5),
             idle: Duration::from_secs(1),
             fresh: false,
+            proxy: None,
         }
     }
 }
@@ -117,7 +121,10 @@ impl ConnectOptions {
         at_most: Duration,
     ) -> Result<UpstreamConnection, BodyError> {
         let dial = async {
-            let stream = TcpStream::connect((to.host(), to.port())).await?;
+            let stream = match &self.proxy {
+                Some(proxy) => proxy.open(to).await?,
+                None => TcpStream::connect((to.host(), to.port())).await?,
+            };
             stream.set_nodelay(true)?;
             let stream = Socket::new(stream);
             if to.secure { self.secured(to, stream).await } else { self.plain(to, stream).await }

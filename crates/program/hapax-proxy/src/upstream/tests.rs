@@ -20,9 +20,7 @@ fn at(
 ) -> Upstream {
     let authority = listener.local_addr().unwrap().to_string().parse().unwrap();
     let origin = Origin { secure: false, authority };
-    let second = Duration::from_secs(1);
-    let connect =
-        ConnectOptions { protocol, tls: None, timeout: 5 * second, idle: second, fresh: false };
+    let connect = ConnectOptions { protocol, ..ConnectOptions::default() };
     Upstream::new(origin, timeout, concurrent, connect)
 }
 
