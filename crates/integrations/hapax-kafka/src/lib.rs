@@ -9,6 +9,10 @@
 //!   are revoked. A partition pauses at 10,000 unacknowledged records, 64 MiB of them, or 100,000 records from the
 //!   first unacknowledged one on: further records stay in the client. Other partitions continue, also if a leader
 //!   does not answer.
+//! - *Pauses*: a record that waits for its next attempt is returned to the source until then, and with
+//!   [`order_by_key`](KafkaSourceBuilder::order_by_key) the source keeps later records of its key until it is acknowledged.
+//!   They count for [`max_waiting`](KafkaSourceBuilder::max_waiting), and other keys continue. In positions mode later
+//!   records of the partition wait.
 //! - *Order*: the records of a partition are delivered in order, and so those of a key. An ordered inbox
 //!   ([`KafkaSourceBuilder::order_by_key`]) handles the messages of a key one after the other.
 //! - Partitions that are *revoked*, because a member joins or leaves, are drained: no record is delivered,

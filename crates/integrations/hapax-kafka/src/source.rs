@@ -1,6 +1,7 @@
 //! The source: a member of a consumer group.
 
 mod context;
+mod delays;
 mod delivery;
 mod events;
 mod identity;
@@ -98,19 +99,27 @@ impl KafkaSourceBuilder {
     }
 
     /// Sets the number of unacknowledged records at which a partition pauses: further ones stay in the client until
-    /// less than seven eighths of each limit are left. Messages that a consumer holds for their next attempts count:
-    /// limits a quarter above those of the consumer let it receive other keys meanwhile. After a crash, at most as many
-    /// records as this and [`max_uncommitted`](Self::max_uncommitted) together are suspects. Default 10,000; at least 1.
+    /// less than seven eighths of each limit are left. Those that [wait](Self::max_waiting) do not count. After a crash,
+    /// at most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together are suspects.
+    /// Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self
     }
 
-    /// Sets the bytes of unacknowledged records at which a partition pauses. Default 64 MiB; at least 1. A process
-    /// needs as much memory for each of its partitions, beside that of the
-    /// [client](crate#properties).
+    /// Sets the bytes of unacknowledged records at which a partition pauses. Default 64 MiB; at least 1. Those that
+    /// [wait](Self::max_waiting) have as many: a process needs up to twice as much memory for each of its partitions,
+    /// beside that of the [client](crate#properties).
     pub const fn max_unacknowledged_bytes(mut self, bytes: usize) -> Self {
         self.limits.bytes = bytes;
+        self
+    }
+
+    /// Sets the number of records that wait at which a partition pauses: those that the consumer has delayed until
+    /// their next attempts, and with [`order_by_key`](Self::order_by_key) later ones of their keys. The partition's other
+    /// records are delivered meanwhile. Default 10,000; at least 1.
+    pub const fn max_waiting(mut self, records: usize) -> Self {
+        self.limits.waiting = records;
         self
     }
 
@@ -166,9 +175,10 @@ impl KafkaSourceBuilder {
         if self.is_ordered {
             limits = limits.with_order_keys();
         }
-        if self.positions.is_some() {
-            limits = limits.with_positions();
-        }
+        limits = match self.positions {
+            Some(_) => limits.with_positions(),
+            None => limits.delays_from(Duration::ZERO).delays_in_order(),
+        };
         let runtime = Handle::current();
         // If this future is dropped, the source is too once it has joined, and leaves the group.
         let started = tokio::task::spawn_blocking(move || {
@@ -186,11 +196,12 @@ impl KafkaSourceBuilder {
         if self.topics.is_empty() {
             return Err(KafkaStartError::TopicName { found: "none".to_owned() });
         }
-        let PartitionLimits { records, bytes, uncommitted } = self.limits;
+        let PartitionLimits { records, bytes, uncommitted, waiting } = self.limits;
         for (name, found) in [
             ("max_unacknowledged", records),
             ("max_unacknowledged_bytes", bytes),
             ("max_uncommitted", uncommitted),
+            ("max_waiting", waiting),
         ] {
             if found == 0 {
                 let (expected, found) = ("at least 1".to_owned(), "0".to_owned());
@@ -305,6 +316,7 @@ impl KafkaSource {
                 records: 10_000,
                 bytes: 64 * 1024 * 1024,
                 uncommitted: 100_000,
+                waiting: 10_000,
             },
             start_at: KafkaStartAt::Earliest,
             is_ordered: false,
@@ -365,20 +377,22 @@ impl MessageSource for KafkaSource {
         &self,
         max: NonZeroUsize,
     ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
+        let is_ordered = self.limits.has_order_keys;
         Box::pin(async move {
             // Records are delivered by the poll in which the future ends: a dropped one loses none.
             let received = self.shared.wait(|state| {
                 let delivered = state.deliver(max);
+                // Also without any: records that wait behind others are passed.
+                if state.take_needs_poller() {
+                    self.shared.wake_poller();
+                }
                 if !delivered.is_empty() {
-                    if state.opens_records() {
-                        self.shared.wake_poller();
-                    }
                     return Some(Ok(delivered));
                 }
                 state.take_error().map(|error| Err(SourceError::new(error)))
             });
             let delivery = |it: Delivered| -> Arc<dyn Delivery> {
-                Arc::new(KafkaDelivery::new(Arc::clone(&self.shared), it))
+                Arc::new(KafkaDelivery::new(Arc::clone(&self.shared), it, is_ordered))
             };
             Ok(received.await?.into_iter().map(delivery).collect())
         })
@@ -386,5 +400,13 @@ impl MessageSource for KafkaSource {
 
     fn limits(&self) -> SourceLimits {
         self.limits
+    }
+
+    fn full_limit(&self) -> Option<String> {
+        let state = self.shared.lock();
+        state.partitions.iter().find_map(|((topic, number), partition)| {
+            let (name, limit) = partition.full_limit()?;
+            Some(format!("{name} of the partition {number} of {topic}, {limit}"))
+        })
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
@@ -15,11 +16,22 @@ use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, LogPosition, Message, MessageSource, SourceError, SourceLimits};
 use tokio::time::timeout;
 
+use crate::pending::{Deletion, Pending};
+
 /// Time for the server to answer a request.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for which the server waits with its answer to a request for what is there, if it has messages which it may not deliver.
+const FETCH_WAIT: Duration = Duration::from_secs(1);
 
 /// Time for which the server waits for a message before it answers that there is none.
 const WAIT: Duration = Duration::from_secs(10);
+
+/// Shortest pause for which the server gets a message back.
+const DELAYS_FROM: Duration = Duration::from_secs(1);
+
+/// Header of a message with a time after which its stream deletes it.
+const TTL: &str = "Nats-TTL";
 
 /// Rule that finds the order key of a message.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -166,8 +178,9 @@ impl NatsSourceBuilder {
         self
     }
 
-    /// Sets the number of unacknowledged messages of all processes together. Only for a consumer
-    /// that is created here. Default 1000; 1 with an order key.
+    /// Sets the number of unacknowledged messages of all processes together, including those that the server has and
+    /// that wait for their next attempts: while so many fail, no other message is delivered. Only for a consumer
+    /// that is created here. Default 10,000; 1 with an order key.
     pub const fn max_ack_pending(mut self, max: u32) -> Self {
         self.max_ack_pending = Some(max);
         self
@@ -195,7 +208,7 @@ impl NatsSourceBuilder {
         let stream = self.context.get_stream(&self.stream).await;
         let stream = stream.map_err(|error| failed(error.into()))?;
         let is_ordered = self.order_key != NatsOrderKey::None;
-        let default_pending = if is_ordered { 1 } else { 1000 };
+        let default_pending = if is_ordered { 1 } else { 10_000 };
         let config = pull::Config {
             durable_name: Some(self.durable.clone()),
             ack_policy: AckPolicy::Explicit,
@@ -237,9 +250,20 @@ impl NatsSourceBuilder {
             limits = limits.redelivers_for(max_age);
         }
         if is_ordered {
+            // Its one message stays unacknowledged in any case.
             limits = limits.with_order_keys();
+        } else if let Some(limit) = Deletion::of(&stream.cached_info().config).by_new_ones {
+            tracing::warn!(
+                stream = self.stream,
+                limit,
+                "the stream deletes old messages at a limit, handled or not: those that wait for their next attempts stay \
+                 with this process and take places; remove the limit, or set discard to new"
+            );
+        } else {
+            limits = limits.delays_from(DELAYS_FROM);
         }
-        Ok(NatsSource { consumer, limits, order_key: self.order_key })
+        let pending = Arc::new(Pending::new(consumer.clone(), stream.clone()));
+        Ok(NatsSource { consumer, limits, order_key: self.order_key, pending })
     }
 }
 
@@ -281,6 +305,7 @@ pub struct NatsSource {
     consumer: PullConsumer,
     limits: SourceLimits,
     order_key: NatsOrderKey,
+    pending: Arc<Pending>,
 }
 
 impl fmt::Debug for NatsSource {
@@ -314,7 +339,7 @@ impl NatsSource {
     /// Pulls what is there, up to `max`. If that is nothing, waits for one message.
     async fn pull(&self, max: NonZeroUsize) -> Result<Vec<NatsMessage>, SourceError> {
         let present = async {
-            let batch = self.consumer.fetch().max_messages(max.get()).expires(TIMEOUT);
+            let batch = self.consumer.fetch().max_messages(max.get()).expires(FETCH_WAIT);
             collect(batch.messages().await.map_err(SourceError::new)?).await
         };
         let present = timeout(TIMEOUT * 2, present).await.map_err(|_| no_reply(TIMEOUT * 2))??;
@@ -357,11 +382,19 @@ impl NatsSource {
         if let Some(key) = key {
             received = received.with_key(key);
         }
-        Ok(NatsDelivery { message, received, is_redelivery })
+        Ok(NatsDelivery {
+            message,
+            received,
+            stored_at,
+            is_redelivery,
+            is_delayed: AtomicBool::new(false),
+            ack_wait: self.consumer.cached_info().config.ack_wait,
+            pending: Arc::clone(&self.pending),
+        })
     }
 }
 
-fn no_reply(within: Duration) -> SourceError {
+pub(crate) fn no_reply(within: Duration) -> SourceError {
     SourceError::new(format!(
         "expected a reply of the NATS server within {within:?}, found none: check that it runs and can \
          be reached"
@@ -393,17 +426,21 @@ impl MessageSource for NatsSource {
         let max = self.limits.max_unacknowledged.map_or(max, |most| max.min(most));
         Box::pin(async move {
             loop {
+                // Also if each pull has messages: all of them may be redeliveries.
+                self.pending.read_if_due();
                 let mut deliveries: Vec<Arc<dyn Delivery>> = Vec::new();
                 for message in self.pull(max).await? {
                     deliveries.push(Arc::new(self.delivery(message)?));
+                }
+                if deliveries.iter().any(|delivery| !delivery.is_redelivery()) {
+                    self.pending.note_first_delivery();
                 }
                 if !deliveries.is_empty() {
                     return Ok(deliveries);
                 }
                 // A pull that the server does not answer ends like one without messages: check the
                 // server.
-                let answered = timeout(TIMEOUT, self.consumer.get_info()).await;
-                answered.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)?;
+                self.pending.read().await?;
             }
         })
     }
@@ -411,13 +448,22 @@ impl MessageSource for NatsSource {
     fn limits(&self) -> SourceLimits {
         self.limits
     }
+
+    fn full_limit(&self) -> Option<String> {
+        self.pending.full_limit()
+    }
 }
 
 #[derive(Debug)]
 struct NatsDelivery {
     message: NatsMessage,
     received: Message,
+    stored_at: Timestamp,
     is_redelivery: bool,
+    /// Whether the server has the message back. A hold would replace the pause.
+    is_delayed: AtomicBool,
+    ack_wait: Duration,
+    pending: Arc<Pending>,
 }
 
 impl Delivery for NatsDelivery {
@@ -438,10 +484,33 @@ impl Delivery for NatsDelivery {
     }
 
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
-        // Never a negative acknowledgement: the server counts those as deliveries.
+        // A negative acknowledgement would deliver it again.
         Box::pin(async move {
+            if self.is_delayed.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             let held = timeout(TIMEOUT, self.message.ack_with(AckKind::Progress)).await;
             held.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
+        })
+    }
+
+    /// Returns the message to the server, by a negative acknowledgement with a delay. It stays unacknowledged at the server
+    /// meanwhile: if the negative acknowledgement is lost, the message is delivered again after `ack_wait`. The server counts
+    /// it as a delivery, of which the consumer had no limit when that was last read. A message that the stream may delete
+    /// before its next attempt stays.
+    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
+        Box::pin(async move {
+            let has_ttl = self.message.headers.as_ref().is_some_and(|it| it.get(TTL).is_some());
+            let time = pause.saturating_add(self.ack_wait);
+            if pause < DELAYS_FROM || has_ttl || !self.pending.may_delay(self.stored_at, time) {
+                return Ok(false);
+            }
+            self.pending.note_delay(pause);
+            let nak = self.message.ack_with(AckKind::Nak(Some(pause)));
+            let given = timeout(TIMEOUT, nak).await;
+            given.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)?;
+            self.is_delayed.store(true, Ordering::Relaxed);
+            Ok(true)
         })
     }
 }

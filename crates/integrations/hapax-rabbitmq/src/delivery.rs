@@ -25,6 +25,7 @@ pub(crate) struct RabbitDelivery {
     message: Message,
     received_at: Instant,
     is_redelivery: bool,
+    was_delayed: bool,
     /// Whether an acknowledgement was sent or may have been sent.
     may_be_acknowledged: AtomicBool,
     is_acknowledged: AtomicBool,
@@ -43,7 +44,7 @@ impl RabbitDelivery {
         received: ReceivedMessage,
         is_redelivery: bool,
     ) -> Self {
-        let ReceivedMessage { delivery, message, received_at } = received;
+        let ReceivedMessage { delivery, message, received_at, was_delayed } = received;
         Self {
             source: Arc::downgrade(source),
             channel_number,
@@ -51,6 +52,7 @@ impl RabbitDelivery {
             message,
             received_at,
             is_redelivery,
+            was_delayed,
             may_be_acknowledged: AtomicBool::new(false),
             is_acknowledged: AtomicBool::new(false),
         }
@@ -66,6 +68,7 @@ impl RabbitDelivery {
             return Err(stale());
         };
         source.delay(delivery, &self.message, pause).await?;
+        // Not before: see `delay.rs` for why no message is lost.
         self.send_acknowledgement().await?;
         Ok(true)
     }
@@ -104,6 +107,10 @@ impl Delivery for RabbitDelivery {
         self.is_redelivery
     }
 
+    fn was_delayed(&self) -> bool {
+        self.was_delayed
+    }
+
     fn has_ended(&self) -> bool {
         self.delivery.as_ref().is_none_or(|delivery| delivery.acker.poisoned())
     }
@@ -131,7 +138,8 @@ impl Drop for RabbitDelivery {
         // Without the source the connection ends, and the server delivers the message again.
         let Some(source) = self.source.upgrade() else { return };
         let message = mem::take(&mut self.message);
-        let dropped = ReceivedMessage { delivery, message, received_at: self.received_at };
+        let (received_at, was_delayed) = (self.received_at, self.was_delayed);
+        let dropped = ReceivedMessage { delivery, message, received_at, was_delayed };
         source.keep_dropped(self.channel_number, dropped);
     }
 }

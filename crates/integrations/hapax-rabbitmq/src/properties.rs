@@ -17,6 +17,9 @@ pub(crate) const ORDER_KEY: &str = "message-order-key";
 /// Header with the routing key of a message that comes from a delay queue.
 pub(crate) const ROUTING_KEY: &str = "hapax-routing-key";
 
+/// Header of the server with the first queue that a message left by expiry or rejection.
+const FIRST_QUEUE: &str = "x-first-death-queue";
+
 const MESSAGE_ID: &str = "message-id";
 const CONTENT_TYPE: &str = "content-type";
 const CONTENT_ENCODING: &str = "content-encoding";
@@ -164,6 +167,18 @@ pub(crate) fn original_routing_key(delivered: &str, properties: &BasicProperties
         Some(AMQPValue::LongString(original)) => original.to_string(),
         _ => delivered.to_owned(),
     }
+}
+
+/// Returns whether a message comes from a delay queue, whose names have this beginning: it has its routing key, which was
+/// added to it, and the server says that it left such a queue.
+pub(crate) fn was_delayed(properties: &BasicProperties, delay_queues: &str) -> bool {
+    let Some(headers) = properties.headers() else { return false };
+    let headers = headers.inner();
+    let is_delay_queue = |value: &AMQPValue| match value {
+        AMQPValue::LongString(name) => name.as_bytes().starts_with(delay_queues.as_bytes()),
+        _ => false,
+    };
+    headers.contains_key(ROUTING_KEY) && headers.get(FIRST_QUEUE).is_some_and(is_delay_queue)
 }
 
 /// Returns a header's value as bytes; `None` for tables and void.

@@ -8,12 +8,20 @@
 //! 4. A record is delivered only after the client has reported every error of the partition before it ([`Partition::confirm`]).
 //!    After an error by which the topic may be another one ([`Partition::unverify`]), nothing is delivered or committed until
 //!    the record before the next one was fetched again, and is the same.
+//! 5. A record that was delayed is not delivered before its pause ends, and of an ordered source no later record of its
+//!    order key before it is acknowledged. Those that were delivered already are returned, and wait too; then they are
+//!    delivered one after the other. The partition takes a
+//!    record in the step that ends its delivery: at each instant it is ready, waits, or is delivered.
+
+mod waiting;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use hapax_messages::{AcquiredPosition, Message};
+use tokio::time::Instant;
 
+use self::waiting::Waiting;
 use super::identity::{RecordIdentity, Recreated, TopicCheck};
 use super::metadata::CommitMetadata;
 use super::window::Window;
@@ -30,10 +38,13 @@ pub(super) struct PartitionLimits {
     pub(super) bytes: usize,
     /// Records from the first unacknowledged one on, acknowledged or not, at which it pauses.
     pub(super) uncommitted: usize,
+    /// Waiting records at which it pauses. They do not count for the first two limits, and have as many bytes as the
+    /// others.
+    pub(super) waiting: usize,
 }
 
 /// A record that was received and not delivered, or delivered and returned.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Record {
     pub(super) message: Message,
     pub(super) bytes: usize,
@@ -41,6 +52,7 @@ pub(super) struct Record {
     /// Offset after that of the record before it.
     pub(super) from: i64,
     pub(super) is_redelivery: bool,
+    pub(super) was_delayed: bool,
 }
 
 /// A record from the offset to commit on.
@@ -81,6 +93,7 @@ pub(super) struct Partition {
     /// Records from the offset to commit on, by offset.
     tracked: VecDeque<Tracked>,
     ready: BTreeMap<i64, Box<Record>>,
+    waiting: Waiting,
     unacknowledged: usize,
     /// Bytes of the unacknowledged records.
     bytes: usize,
@@ -143,6 +156,7 @@ impl Partition {
             watermarks,
             tracked: VecDeque::new(),
             ready: BTreeMap::new(),
+            waiting: Waiting::default(),
             unacknowledged: 0,
             bytes: 0,
             delivered: 0,
@@ -284,11 +298,17 @@ impl Partition {
             return None;
         }
         let end = self.open_end()?.min(self.confirmed.0);
-        let entry = self.ready.first_entry().filter(|entry| *entry.key() < end)?;
-        let (offset, record) = entry.remove_entry();
-        self.delivered += 1;
-        self.delivered_end = self.delivered_end.max(offset.saturating_add(1));
-        Some((offset, record))
+        loop {
+            let entry = self.ready.first_entry().filter(|entry| *entry.key() < end)?;
+            let (offset, record) = entry.remove_entry();
+            let Some(record) = self.waiting.keep_behind(offset, record) else {
+                self.update_paused();
+                continue;
+            };
+            self.delivered += 1;
+            self.delivered_end = self.delivered_end.max(offset.saturating_add(1));
+            return Some((offset, record));
+        }
     }
 
     /// Returns a delivered record, which is delivered again.
@@ -298,24 +318,72 @@ impl Partition {
         self.ready.insert(offset, record);
     }
 
-    /// Acknowledges a delivered record of this size.
-    pub(super) fn acknowledge(&mut self, offset: i64, bytes: usize) {
+    /// Takes back a delivered record until [`end_delay`](Self::end_delay), and blocks its order key.
+    pub(super) fn delay(
+        &mut self,
+        offset: i64,
+        until: Instant,
+        mut record: Box<Record>,
+        order_key: Option<&str>,
+    ) {
+        if let Some(key) = order_key {
+            self.waiting.block(key, offset);
+        }
+        self.delivered = self.delivered.saturating_sub(1);
+        (record.is_redelivery, record.was_delayed) = (true, true);
+        self.waiting.delay(offset, until, record);
+        self.update_paused();
+    }
+
+    /// Blocks the order key of a delivered record, until it is acknowledged.
+    pub(super) fn keep_followers(&mut self, offset: i64, order_key: &str) {
+        self.waiting.block(order_key, offset);
+    }
+
+    /// Takes back a delivered record, if an earlier one blocks its order key. Returns whether there is one.
+    pub(super) fn return_behind(&mut self, offset: i64, record: &Record) -> bool {
+        if !self.waiting.follows(record.message.key.as_deref(), offset) {
+            return false;
+        }
+        let record = Record { is_redelivery: true, ..record.clone() };
+        let is_kept = self.waiting.keep_behind(offset, Box::new(record)).is_none();
+        if is_kept {
+            self.delivered = self.delivered.saturating_sub(1);
+            self.update_paused();
+        }
+        is_kept
+    }
+
+    /// Ends the pause of a record, which is delivered again. Does nothing if it was not taken back.
+    pub(super) fn end_delay(&mut self, offset: i64, until: Instant) {
+        if let Some(record) = self.waiting.end_delay(offset, until) {
+            self.ready.insert(offset, record);
+            self.update_paused();
+        }
+    }
+
+    /// Acknowledges a delivered record of this size. Returns whether one waited for it, which may be delivered.
+    pub(super) fn acknowledge(&mut self, offset: i64, bytes: usize) -> bool {
         let at = self.tracked.partition_point(|it| it.offset < offset);
         let Some(tracked) = self.tracked.get_mut(at).filter(|it| it.offset == offset) else {
-            return;
+            return false;
         };
         if std::mem::replace(&mut tracked.is_acknowledged, true) {
-            return;
+            return false;
         }
         self.delivered = self.delivered.saturating_sub(1);
         self.unacknowledged = self.unacknowledged.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
+        let unblocked = self.waiting.unblock(offset);
+        let has_unblocked = unblocked.is_some();
+        self.ready.extend(unblocked);
         while let Some(first) = self.tracked.front().filter(|it| it.is_acknowledged) {
             self.offset_to_commit = first.offset.saturating_add(1);
             self.handled = Some(first.identity);
             self.tracked.pop_front();
         }
         self.update_paused();
+        has_unblocked
     }
 
     /// Returns whether every record that was received is acknowledged.
@@ -425,12 +493,47 @@ impl Partition {
     }
 
     fn update_paused(&mut self) {
-        let PartitionLimits { records, bytes, uncommitted } = self.limits;
-        let bound = |limit: usize| if self.is_paused { limit - limit / 8 } else { limit };
-        self.is_paused = self.unacknowledged >= bound(records)
-            || self.bytes >= bound(bytes)
-            || self.tracked.len() >= bound(uncommitted);
+        self.is_paused = self.reached(self.is_paused).next().is_some();
     }
+
+    /// Returns the name and the value of the limit by which no further records are read, if it is one of those that wait, or
+    /// if records wait and no other one is in the partition.
+    pub(super) fn full_limit(&self) -> Option<(&'static str, usize)> {
+        let has_others = self.delivered > 0 || !self.ready.is_empty();
+        let waits = self.waiting.records() > 0;
+        let mut reached = self.reached(self.is_paused);
+        let full = reached.find(|limit| limit.is_of_waiting || (waits && !has_others))?;
+        Some((full.name, full.value))
+    }
+
+    /// Returns the limits that are reached.
+    fn reached(&self, was_paused: bool) -> impl Iterator<Item = Limit> + use<> {
+        let PartitionLimits { records, bytes, uncommitted, waiting } = self.limits;
+        let of_waiting = (self.waiting.records(), self.waiting.bytes());
+        let (unacknowledged, of_others) = (
+            self.unacknowledged.saturating_sub(of_waiting.0),
+            self.bytes.saturating_sub(of_waiting.1),
+        );
+        let limit = |name, value, is_of_waiting| Limit { name, value, is_of_waiting };
+        let bound = move |value: usize| if was_paused { value - value / 8 } else { value };
+        [
+            (unacknowledged, limit("max_unacknowledged", records, false)),
+            (of_others, limit("max_unacknowledged_bytes", bytes, false)),
+            (of_waiting.0, limit("max_waiting", waiting, true)),
+            (of_waiting.1, limit("max_unacknowledged_bytes", bytes, true)),
+            (self.tracked.len(), limit("max_uncommitted", uncommitted, false)),
+        ]
+        .into_iter()
+        .filter(move |(found, limit)| *found >= bound(limit.value))
+        .map(|(_, limit)| limit)
+    }
+}
+
+/// A limit of a partition.
+struct Limit {
+    name: &'static str,
+    value: usize,
+    is_of_waiting: bool,
 }
 
 /// Converts a number of records to one of offsets.

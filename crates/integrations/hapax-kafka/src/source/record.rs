@@ -56,7 +56,7 @@ pub(super) fn record(borrowed: &BorrowedMessage<'_>, origin: &Origin) -> Record 
     }
     message.headers = headers(borrowed);
     let (bytes, identity) = (message.bytes(), RecordIdentity::of(&message, timestamp_ms));
-    Record { message, bytes, identity, from: borrowed.offset(), is_redelivery: false }
+    Record { message, bytes, identity, from: borrowed.offset(), ..Record::default() }
 }
 
 /// Prefix of an order key in base 16.

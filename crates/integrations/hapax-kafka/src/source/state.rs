@@ -27,7 +27,7 @@ pub(super) struct Shared {
     poller: OnceLock<Thread>,
     /// Signals the polling thread, which waits in a callback, that the last delivery of a partition, or a
     /// commit, has ended.
-    ended: Condvar,
+    pub(super) ended: Condvar,
     /// Notifies those who [wait](Shared::wait).
     changed: Notify,
 }
@@ -60,6 +60,8 @@ pub(super) struct State {
     pub(super) is_committing: bool,
     /// Result of the last commit, until the polling thread reads it.
     pub(super) commit_result: Option<KafkaResult<()>>,
+    /// Whether a pause has ended because records wait that no longer count.
+    has_resumed: bool,
     /// Whether a log is unverified, whose watermarks are to be requested.
     has_unverified: bool,
     /// Partitions that were stopped, and that the client still fetches.
@@ -211,10 +213,13 @@ impl Shared {
         let mut state = self.lock();
         let Some(partition) = state.owned(key, assignment_number) else { return false };
         let was_paused = partition.is_paused();
-        partition.acknowledge(offset, bytes);
+        let has_unblocked = partition.acknowledge(offset, bytes);
         let was_last = partition.delivered() == 0;
         let is_resumed = was_paused && !partition.is_paused();
         drop(state);
+        if has_unblocked {
+            self.notify_waiting();
+        }
         // Each is a system call: only the last delivery and the end of a pause cause one.
         if was_last {
             self.ended.notify_all();
@@ -342,6 +347,11 @@ impl State {
         self.partitions.get(key).is_some_and(Partition::is_paused)
     }
 
+    /// Returns whether the polling thread is needed after deliveries: to end a pause, or for a commit that opens records.
+    pub(super) fn take_needs_poller(&mut self) -> bool {
+        std::mem::take(&mut self.has_resumed) | self.opens_records()
+    }
+
     /// Returns whether the polling thread can send a commit that opens records.
     pub(super) fn opens_records(&self) -> bool {
         !self.is_committing && self.partitions.values().any(Partition::opens_records)
@@ -440,7 +450,10 @@ impl State {
                     return true;
                 }
                 let Some(partition) = self.partitions.get_mut(key) else { return false };
-                let Some((offset, record)) = partition.deliver() else { return false };
+                let was_paused = partition.is_paused();
+                let next = partition.deliver();
+                self.has_resumed |= was_paused && !partition.is_paused();
+                let Some((offset, record)) = next else { return false };
                 let (assignment_number, fence) = (partition.assignment_number, partition.fence);
                 delivered.push(Delivered {
                     key: key.clone(),
@@ -498,7 +511,12 @@ mod tests {
         shared.set_poller();
         let open = CommitMetadata::Open { end: 1, handled: None };
         let committed = Some(Commit { offset: 0, metadata: open });
-        let limits = PartitionLimits { records: 1, bytes: usize::MAX, uncommitted: usize::MAX };
+        let limits = PartitionLimits {
+            records: 1,
+            bytes: usize::MAX,
+            uncommitted: usize::MAX,
+            waiting: usize::MAX,
+        };
         let mut partition = Partition::new(limits, 1, 0, committed, (0, 0));
         let message = Message::new("kafka://orders", "x");
         partition.accept(0, Box::new(Record { message, bytes: 1, ..Record::default() })).unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_messages::{ConsumerMonitor, ConsumerStats};
+use hapax_messages::{ConsumerMonitor, ConsumerStats, FullLimit};
 
 use super::service::Service;
 use super::source::OpenSource;
@@ -11,6 +11,15 @@ use crate::admin::{Metric, Observed};
 /// Time after which a failure of the service, or of the broker, is of interest: until then its next
 /// attempt may succeed.
 const LATE: Duration = Duration::from_secs(60);
+
+/// The limits that can be full of messages that fail, with their labels.
+const LIMITS: [(FullLimit, &str); 3] = [
+    (FullLimit::Unacknowledged, r#"{limit="max_unacknowledged"}"#),
+    (FullLimit::Bytes, r#"{limit="max_unacknowledged_bytes"}"#),
+    (FullLimit::Source, r#"{limit="source"}"#),
+];
+
+const LIMIT_FULL: &str = "1 while a limit is full of messages that were tried before, so that nothing else which counts for it is received. The log names that of the broker or its source.";
 
 /// A consumer, its source and its service.
 #[derive(Clone, Debug)]
@@ -25,7 +34,11 @@ impl Observed for ConsumeMonitor {
         let stats = self.consumer.stats();
         let failing = self.service.failing_for().unwrap_or_default();
         let counters = [
-            ("consume_received_total", "Messages that were received.", stats.received),
+            (
+                "consume_received_total",
+                "Messages that were received. One that was returned to the broker counts each time.",
+                stats.received,
+            ),
             ("consume_handled_total", "Messages that the service accepted.", stats.handled),
             (
                 "consume_duplicates_total",
@@ -47,6 +60,11 @@ impl Observed for ConsumeMonitor {
                 "consume_held_by_store_total",
                 "Times that a message was held because the store or the dead letters were unavailable.",
                 stats.held_by_store,
+            ),
+            (
+                "consume_delayed_total",
+                "Times that a message which waits for its next attempt was returned to the broker, or to the Kafka source.",
+                stats.delayed,
             ),
             (
                 "consume_suspects_total",
@@ -71,6 +89,11 @@ impl Observed for ConsumeMonitor {
                 stats.unacknowledged_bytes as f64,
             ),
             (
+                "consume_waiting",
+                "Unacknowledged messages of this process that wait for their next attempts.",
+                stats.waiting as f64,
+            ),
+            (
                 "consume_stopped_partitions",
                 "Partitions of Kafka that are assigned and not received, because their offsets are outside of their logs or their topics were created again.",
                 self.source.stopped_partitions() as f64,
@@ -90,7 +113,11 @@ impl Observed for ConsumeMonitor {
             .into_iter()
             .map(|(name, help, value)| Metric::counter(name, help, value as f64));
         let gauges = gauges.into_iter().map(|(name, help, value)| Metric::gauge(name, help, value));
-        counters.chain(gauges).collect()
+        let limits = LIMITS.map(|(limit, labels)| {
+            let is_full = f64::from(u8::from(stats.full_limit == Some(limit)));
+            Metric::gauge("consume_limit_full", LIMIT_FULL, is_full).labelled(labels)
+        });
+        counters.chain(gauges).chain(limits).collect()
     }
 
     fn unready(&self) -> Option<String> {
@@ -127,6 +154,20 @@ fn unready(
             stats.without_id
         ));
     }
+    // For a moment it is full in ordinary operation, too.
+    if let (Some(limit), Some(age)) = (stats.full_limit, stats.full_limit_age)
+        && age >= LATE
+    {
+        let limit = match limit {
+            FullLimit::Unacknowledged => "--max-unacknowledged",
+            FullLimit::Bytes => "--max-unacknowledged-bytes",
+            _ => "a limit of the broker or its source, which the log names,",
+        };
+        let seconds = age.as_secs();
+        return Some(format!(
+            "{limit} is full of messages that were tried before for {seconds} s\n"
+        ));
+    }
     let failing = failing_for.filter(|time| *time >= LATE)?;
     Some(format!("the service has accepted no message for {} s\n", failing.as_secs()))
 }
@@ -153,6 +194,15 @@ mod tests {
         stats.without_id = 3;
         assert_eq!(of(&stats, None), "messages without an id by --id: 3, and none with one yet\n");
         assert_eq!(unready(&stats, None, Some("404"), 0).unwrap(), "404\n");
+        stats.without_id = 0;
+        stats.full_limit = Some(FullLimit::Unacknowledged);
+        for age in [None, Some(LATE / 2)] {
+            stats.full_limit_age = age;
+            assert_eq!(of(&stats, None), "", "a later attempt of one message may be in progress");
+        }
+        stats.full_limit_age = Some(LATE);
+        let full = "--max-unacknowledged is full of messages that were tried before for 60 s\n";
+        assert_eq!(of(&stats, None), full);
         stats.store_is_down = true;
         assert_eq!(of(&stats, None), "the store is unavailable\n");
     }

@@ -30,7 +30,7 @@ const REJECTED_ATTEMPTS: u32 = 10;
 const WITHDRAWN: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Most messages whose attempts are counted. With more of them the counts begin again.
-const COUNTED: usize = 4096;
+const COUNTED: usize = 65_536;
 
 /// Prefixes of the attributes of a CloudEvent in the bindings of brokers.
 const CLOUD_EVENTS: [&str; 3] = ["cloudEvents:", "cloudEvents_", "ce_"];

@@ -1,5 +1,6 @@
 //! `hapax consume` with a real broker, stores in a file and in PostgreSQL, and a service that checks ids.
 
+mod failing;
 mod faults;
 mod python;
 
