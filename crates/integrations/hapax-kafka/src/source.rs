@@ -13,17 +13,20 @@ mod requests;
 mod state;
 mod window;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, MessageSource, PositionStore, SourceError, SourceLimits};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::metadata::Metadata;
 use tokio::runtime::Handle;
 
 use self::context::Context;
@@ -40,9 +43,11 @@ pub enum KafkaStartAt {
     /// The first record.
     #[default]
     Earliest,
-    /// The end of the log at the time of the assignment. Earlier records are not received, including the first
-    /// ones of a partition that was added to the topic.
+    /// The end of the log at the time of the assignment. Earlier records are not received. A partition that is added
+    /// while the process runs begins at its first record; one that was added while none ran begins at its end.
     Latest,
+    /// The first record whose timestamp is at or after this time; the end of the log if there is none.
+    Time(Timestamp),
 }
 
 /// A partition that is not received, and why.
@@ -66,6 +71,7 @@ pub struct KafkaSourceBuilder {
     group: String,
     limits: PartitionLimits,
     start_at: KafkaStartAt,
+    retention: Option<Duration>,
     is_ordered: bool,
     commit_every: Duration,
     drain_for: Option<Duration>,
@@ -87,6 +93,17 @@ impl KafkaSourceBuilder {
     /// [`KafkaStartAt::Earliest`]. A committed offset is never changed by this.
     pub const fn start_at(mut self, start_at: KafkaStartAt) -> Self {
         self.start_at = start_at;
+        self
+    }
+
+    /// Sets the retention of the ids of the inbox. If the first record of a partition without a committed offset is older,
+    /// it and further ones would become dead letters. Instead, nothing of the partition is delivered or committed, and the
+    /// source of a new group ends: each call of [`receive`](MessageSource::receive) returns the error, and so does
+    /// [`KafkaSource::until_records_are_too_old`]. In a group that has handled records, the partition is
+    /// [stopped](KafkaSource::stopped_partitions), and others go on. Later records are not compared. Default: none, so that
+    /// records of any age are received.
+    pub const fn retention(mut self, time: Duration) -> Self {
+        self.retention = Some(time);
         self
     }
 
@@ -154,7 +171,8 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Connects to the cluster, checks the topics, and joins the group.
+    /// Connects to the cluster, looks for the topics, and joins the group. A topic that does not exist yet is received once
+    /// it does ([`KafkaSource::missing_topics`]).
     ///
     /// # Errors
     /// [`KafkaStartError`].
@@ -219,6 +237,7 @@ impl KafkaSourceBuilder {
         Ok(PollSettings {
             limits: self.limits,
             start_at: self.start_at,
+            retention: self.retention,
             commit_every: self.commit_every,
             drain_for,
             idle_check_after: self.idle_check_after,
@@ -239,26 +258,79 @@ fn join(
     let timeout = settings.request_timeout;
     let context = Context::new(Arc::clone(&shared), settings);
     let consumer: BaseConsumer<Context> = config.create_with_context(context)?;
-    for topic in &topics {
-        let metadata = consumer.fetch_metadata(Some(topic), timeout).inspect_err(|_| {
-            run_callbacks(&consumer);
-        })?;
-        let found = metadata.topics().iter().find(|it| it.name() == topic);
-        let error = match found.map(|it| (it.error(), it.partitions().len())) {
-            Some((None, 1..)) => continue,
-            Some((Some(error), _)) => RDKafkaErrorCode::from(error).to_string(),
-            Some((None, 0)) | None => "it has no partitions".to_owned(),
-        };
-        return Err(KafkaStartError::Topic { topic: topic.clone(), error });
-    }
+    let found = find_topics(&consumer, &topics, timeout)?;
     let names: Vec<&str> = topics.iter().map(String::as_str).collect();
     consumer.subscribe(&names)?;
-    // It has a name.
-    let topic = topics.into_iter().next().unwrap_or_default();
+    // At least one was found.
+    let topic = found.keys().next().cloned().unwrap_or_default();
+    let missing: Vec<_> = topics.into_iter().filter(|topic| !found.contains_key(topic)).collect();
+    if !missing.is_empty() {
+        tracing::warn!(
+            topics = missing.join(", "),
+            "expected all topics, found that some do not exist: create them, or correct their names; the others are \
+             received meanwhile"
+        );
+    }
+    {
+        let mut state = shared.lock();
+        (state.topics_at_start, state.missing_topics) = (found, missing);
+    }
     let poller = Poller::new(consumer, topic, runtime);
     let thread = thread::Builder::new().name("hapax-kafka".to_owned());
     thread.spawn(move || poller.run()).map_err(KafkaStartError::Thread)?;
     Ok(shared)
+}
+
+/// Returns the numbers of partitions of the topics that exist.
+///
+/// # Errors
+/// [`KafkaStartError::Topic`] if none exists, or one must not be read.
+fn find_topics(
+    consumer: &BaseConsumer<Context>,
+    topics: &[String],
+    timeout: Duration,
+) -> Result<BTreeMap<String, i32>, KafkaStartError> {
+    let mut found = BTreeMap::new();
+    let mut first_missing = None;
+    for topic in topics {
+        let metadata = consumer.fetch_metadata(Some(topic), timeout);
+        let metadata = metadata.inspect_err(|_| run_callbacks(consumer))?;
+        let error = match partitions(&metadata, topic) {
+            Ok(count) => {
+                found.insert(topic.clone(), count);
+                continue;
+            }
+            Err(error) => error,
+        };
+        let is_missing = error.is_none_or(is_missing);
+        let text = error.map_or_else(|| "it has no partitions".to_owned(), |it| it.to_string());
+        let error = KafkaStartError::Topic { topic: topic.clone(), error: text };
+        if !is_missing {
+            return Err(error);
+        }
+        first_missing.get_or_insert(error);
+    }
+    match (found.is_empty(), first_missing) {
+        (true, Some(error)) => Err(error),
+        _ => Ok(found),
+    }
+}
+
+/// Returns the number of partitions of a topic, or the error of the broker, if it has answered one.
+fn partitions(metadata: &Metadata, topic: &str) -> Result<i32, Option<RDKafkaErrorCode>> {
+    let Some(topic) = metadata.topics().iter().find(|it| it.name() == topic) else {
+        return Err(None);
+    };
+    match (topic.error(), topic.partitions().len()) {
+        (Some(error), _) => Err(Some(error.into())),
+        (None, 0) => Err(None),
+        (None, count) => Ok(i32::try_from(count).unwrap_or(i32::MAX)),
+    }
+}
+
+/// Returns whether an error states that a topic does not exist.
+const fn is_missing(code: RDKafkaErrorCode) -> bool {
+    matches!(code, RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic)
 }
 
 /// Runs the callbacks of a client that is not polled, which log what it has reported: the cause of an error.
@@ -307,6 +379,7 @@ impl KafkaSource {
                 uncommitted: 100_000,
             },
             start_at: KafkaStartAt::Earliest,
+            retention: None,
             is_ordered: false,
             commit_every: Duration::from_secs(1),
             drain_for: None,
@@ -331,7 +404,8 @@ impl KafkaSource {
     }
 
     /// Returns the partitions that are assigned to this process and not received, because their
-    /// offsets are outside of their logs or their topics were created again. An operator has to set the
+    /// offsets are outside of their logs, their topics were created again, the checksum of a batch is wrong (`check.crcs`),
+    /// or their first records are older than the [retention](KafkaSourceBuilder::retention). An operator has to set the
     /// committed offset of the group, or the position in the database; it is read when partitions are
     /// assigned the next time.
     #[must_use]
@@ -343,6 +417,19 @@ impl KafkaSource {
             cause: cause.clone(),
         });
         stopped.collect()
+    }
+
+    /// Returns the topics that did not exist when they were last looked for, within about
+    /// [`idle_check_after`](KafkaSourceBuilder::idle_check_after).
+    #[must_use]
+    pub fn missing_topics(&self) -> Vec<String> {
+        self.shared.lock().missing_topics.clone()
+    }
+
+    /// Waits until the source has ended because of records that are older than the
+    /// [retention](KafkaSourceBuilder::retention). Returns the error.
+    pub async fn until_records_are_too_old(&self) -> String {
+        self.shared.wait(|state| state.too_old.clone()).await
     }
 
     /// Ends deliveries, commits, and leaves the group. Deliveries in progress have the time of a

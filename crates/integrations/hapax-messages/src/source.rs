@@ -5,6 +5,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 
 use crate::message::Message;
@@ -119,6 +120,12 @@ pub trait MessageSource: fmt::Debug + Send + Sync + 'static {
 pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     /// Returns the message.
     fn message(&self) -> &Message;
+
+    /// Returns the [native form](field@crate::DeadLetter::native) of the message: what the broker's form has and
+    /// [`Delivery::message`] has not. The default is `None`.
+    fn native(&self) -> Option<Bytes> {
+        None
+    }
 
     /// Returns whether the broker has delivered the message before, as far as it knows.
     fn is_redelivery(&self) -> bool;

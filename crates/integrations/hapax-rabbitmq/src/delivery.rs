@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, SourceError};
 use lapin::message::Delivery as LapinDelivery;
@@ -13,6 +14,8 @@ use lapin::options::BasicAckOptions;
 use tokio::time::Instant;
 
 use crate::connection::answered;
+use crate::native;
+use crate::properties;
 use crate::source::{ReceivedMessage, Shared};
 
 /// A message, until it is acknowledged or dropped.
@@ -98,6 +101,14 @@ fn stale() -> SourceError {
 impl Delivery for RabbitDelivery {
     fn message(&self) -> &Message {
         &self.message
+    }
+
+    fn native(&self) -> Option<Bytes> {
+        let delivery = self.delivery.as_ref()?;
+        let properties = &delivery.properties;
+        let routing_key =
+            properties::original_routing_key(delivery.routing_key.as_str(), properties);
+        native::encode(&properties::delayed(properties, &routing_key))
     }
 
     fn is_redelivery(&self) -> bool {

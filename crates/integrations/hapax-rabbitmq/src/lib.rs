@@ -73,7 +73,8 @@
 //! - All properties are left out if they cannot be parsed.
 //!
 //! Tables, decimals, void values and arrays within arrays are left out of the headers of every message; the other
-//! values of an array stay.
+//! values of an array stay. A message that is redriven from a dead letter has them again, and its property `timestamp`; its
+//! age counts from the header `hapax-redriven-at`.
 //!
 //! # Log
 //! The client library (lapin) logs a message that was routed to no queue, with its payload, as a warning of the
@@ -101,6 +102,7 @@ mod connection;
 mod delay;
 mod delivery;
 mod frames;
+mod native;
 mod network;
 mod properties;
 mod publisher;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, Partition, PositionStep, SourceError};
 
@@ -51,6 +52,11 @@ fn step(
 impl Delivery for KafkaDelivery {
     fn message(&self) -> &Message {
         &self.delivered.record.message
+    }
+
+    fn native(&self) -> Option<Bytes> {
+        let Delivered { key: (_, partition), record, .. } = &self.delivered;
+        Some(record.native.of(&record.message, *partition).encode())
     }
 
     fn is_redelivery(&self) -> bool {

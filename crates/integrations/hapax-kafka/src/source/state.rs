@@ -50,6 +50,14 @@ pub(super) struct State {
     pub(super) resolved: Vec<Resolved>,
     /// Partitions that are not received, and why.
     pub(super) stopped: BTreeMap<PartitionKey, String>,
+    /// Numbers of the partitions that topics had when the source was started.
+    pub(super) topics_at_start: BTreeMap<String, i32>,
+    /// Topics that did not exist when they were last looked for.
+    pub(super) missing_topics: Vec<String>,
+    /// Whether the group had handled records when commits were requested.
+    pub(super) group_has_handled: bool,
+    /// The error of records that are older than the retention, which has ended the source.
+    pub(super) too_old: Option<String>,
     /// Number of the last assignment.
     pub(super) assignment_number: u64,
     /// Nothing is delivered while partitions are being revoked.
@@ -171,6 +179,17 @@ impl Shared {
         state.fatal.get_or_insert(error);
         drop(state);
         self.close();
+    }
+
+    /// Ends the source because of records that are older than the retention.
+    pub(super) fn end_too_old(&self, error: String) {
+        let mut state = self.lock();
+        if state.too_old.is_some() {
+            return;
+        }
+        state.too_old = Some(error.clone());
+        drop(state);
+        self.end(error);
     }
 
     /// Waits until no delivery is left, or for the time. Returns whether none is left.
@@ -337,6 +356,26 @@ impl State {
         self.unresolved.is_empty() && self.resolving.is_empty() && self.resolved.is_empty()
     }
 
+    /// Returns whether a partition was added after the source was started.
+    pub(super) fn is_added(&self, (topic, number): &PartitionKey) -> bool {
+        self.topics_at_start.get(&**topic).is_none_or(|count| number >= count)
+    }
+
+    /// Returns the partitions that existed when the source was started.
+    pub(super) fn partitions_at_start(&self) -> impl Iterator<Item = PartitionKey> {
+        self.topics_at_start.iter().flat_map(|(topic, count)| {
+            let topic: Arc<str> = topic.as_str().into();
+            (0..*count).map(move |number| (Arc::clone(&topic), number))
+        })
+    }
+
+    /// Returns whether the group is not new for a partition, which was added, or others of which were handled.
+    pub(super) fn is_in_use(&self, key: &PartitionKey) -> bool {
+        self.is_added(key)
+            || self.group_has_handled
+            || self.partitions.values().any(Partition::has_handled)
+    }
+
     /// Returns whether a partition is paused; false if it is not fetched.
     pub(super) fn is_paused(&self, key: &PartitionKey) -> bool {
         self.partitions.get(key).is_some_and(Partition::is_paused)
@@ -464,6 +503,7 @@ impl State {
 pub(super) struct PollSettings {
     pub(super) limits: PartitionLimits,
     pub(super) start_at: super::KafkaStartAt,
+    pub(super) retention: Option<Duration>,
     pub(super) commit_every: Duration,
     pub(super) drain_for: Duration,
     pub(super) idle_check_after: Duration,

@@ -291,6 +291,7 @@ impl BatchState {
                     continue;
                 }
             };
+            // Of a redriven message too: a copy of it may be delivered after its id was removed.
             let is_old = self.is_too_old(&delivery);
             let is_suspect = delivery.is_redelivery();
             let item = BatchItem::new(id, delivery).redriven_from(dead_letter).with_slot(slot);
@@ -530,6 +531,7 @@ impl BatchState {
         let consumer = self.inbox.consumer();
         let mut dead_letter =
             DeadLetter::new(consumer, id, message.clone(), reason, error, self.clock.now())
+                .native(delivery.native())
                 .attempts(attempts)
                 .first_at(first_at);
         if !self.source.limits().has_order_keys || !self.has_positions {

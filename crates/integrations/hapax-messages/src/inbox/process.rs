@@ -140,8 +140,8 @@ impl InboxState {
                 if first_ids.is_some_and(|ids| ids.holds(error)) {
                     return Disposition::Held(NO_ID_PAUSE, HoldCause::NoId);
                 }
-                let (message, reason) = (delivery.message(), DeadLetterReason::NoId);
-                return self.park(None, message, reason, 0, &error.to_string(), progress).await;
+                let (reason, text) = (DeadLetterReason::NoId, error.to_string());
+                return self.park(None, &**delivery, reason, 0, &text, progress).await;
             }
         };
         let Identity { operation, request, .. } = identity;
@@ -183,15 +183,17 @@ impl InboxState {
     async fn park(
         &self,
         id: Option<&MessageId>,
-        message: &Message,
+        delivery: &dyn Delivery,
         reason: DeadLetterReason,
         attempts: u32,
         error: &str,
         progress: &mut Progress,
     ) -> Disposition {
+        let message = delivery.message();
         let first_at = message.published_at.unwrap_or(progress.first_at).min(progress.first_at);
         let mut dead_letter =
             DeadLetter::new(&self.consumer, id, message.clone(), reason, error, self.now())
+                .native(delivery.native())
                 .attempts(attempts)
                 .first_at(first_at);
         if !self.is_ordered {
@@ -235,10 +237,8 @@ impl Processing<'_> {
     }
 
     async fn park(&mut self, reason: DeadLetterReason, attempts: u32, error: &str) -> Disposition {
-        let message = self.delivery.message();
-        self.inbox
-            .park(Some(&self.identity.id), message, reason, attempts, error, self.progress)
-            .await
+        let (id, delivery) = (Some(&self.identity.id), &**self.delivery);
+        self.inbox.park(id, delivery, reason, attempts, error, self.progress).await
     }
 
     /// Returns the number of executions of a message whose outcome is unknown, as far as this process
@@ -405,6 +405,7 @@ impl Processing<'_> {
             }
         }
         let retention = inbox.policy.terms.retention;
+        // Of a redriven message too: a copy of it may be delivered after its id was removed.
         let is_old = message.age(inbox.now()) > retention;
         if is_first && is_old && inbox.on_too_old == OnTooOld::Park {
             return Some(self.park(DeadLetterReason::TooOld, 0, TOO_OLD).await);

@@ -72,7 +72,7 @@ impl Observed for ConsumeMonitor {
             ),
             (
                 "consume_stopped_partitions",
-                "Partitions of Kafka that are assigned and not received, because their offsets are outside of their logs or their topics were created again.",
+                "Partitions of Kafka that are assigned and not received, for a reason that the log has.",
                 self.source.stopped_partitions() as f64,
             ),
             (
@@ -96,8 +96,8 @@ impl Observed for ConsumeMonitor {
     fn unready(&self) -> Option<String> {
         let (failing, deployment_error) =
             (self.service.failing_for(), self.service.deployment_error());
-        let stopped = self.source.stopped_partitions();
-        unready(&self.consumer.stats(), failing, deployment_error.as_deref(), stopped)
+        let of_source = (self.source.stopped_partitions(), &*self.source.missing_topics());
+        unready(&self.consumer.stats(), failing, deployment_error.as_deref(), of_source)
     }
 }
 
@@ -106,13 +106,16 @@ fn unready(
     stats: &ConsumerStats,
     failing_for: Option<Duration>,
     deployment_error: Option<&str>,
-    stopped_partitions: usize,
+    (stopped_partitions, missing_topics): (usize, &[String]),
 ) -> Option<String> {
     if stats.store_is_down {
         return Some("the store is unavailable\n".to_owned());
     }
     if stopped_partitions > 0 {
         return Some(format!("stopped partitions: {stopped_partitions}; the log has the cause\n"));
+    }
+    if !missing_topics.is_empty() {
+        return Some(format!("topics that do not exist: {}\n", missing_topics.join(", ")));
     }
     // Each further error comes within this time.
     if let Some(age) = stats.source_failure_age.filter(|age| *age < LATE) {
@@ -137,8 +140,9 @@ mod tests {
 
     #[test]
     fn a_consumer_without_store_broker_or_service_is_not_ready() {
-        let of =
-            |stats: &ConsumerStats, failing| unready(stats, failing, None, 0).unwrap_or_default();
+        let of = |stats: &ConsumerStats, failing| {
+            unready(stats, failing, None, (0, &[])).unwrap_or_default()
+        };
         let mut stats = ConsumerStats::default();
         assert_eq!(of(&stats, None), "");
         assert_eq!(of(&stats, Some(LATE / 2)), "");
@@ -148,11 +152,13 @@ mod tests {
         stats.source_failure_age = Some(LATE / 2);
         assert_eq!(of(&stats, None), "the broker returned an error 30 s ago\n");
         let stopped = "stopped partitions: 2; the log has the cause\n";
-        assert_eq!(unready(&stats, None, None, 2).unwrap(), stopped);
+        assert_eq!(unready(&stats, None, None, (2, &[])).unwrap(), stopped);
+        let missing = unready(&stats, None, None, (0, &["a".to_owned(), "b".to_owned()]));
+        assert_eq!(missing.unwrap(), "topics that do not exist: a, b\n");
         stats.source_failure_age = None;
         stats.without_id = 3;
         assert_eq!(of(&stats, None), "messages without an id by --id: 3, and none with one yet\n");
-        assert_eq!(unready(&stats, None, Some("404"), 0).unwrap(), "404\n");
+        assert_eq!(unready(&stats, None, Some("404"), (0, &[])).unwrap(), "404\n");
         stats.store_is_down = true;
         assert_eq!(of(&stats, None), "the store is unavailable\n");
     }

@@ -2,6 +2,8 @@
 
 mod faults;
 mod python;
+mod redrives;
+mod settings;
 
 use std::collections::BTreeSet;
 
