@@ -18,7 +18,7 @@ pub(crate) struct NativeRecord {
     pub(crate) key: Option<Bytes>,
     /// Whether the value is null, as that of a tombstone is.
     pub(crate) has_null_value: bool,
-    /// Indices of the headers whose values are null, in ascending order.
+    /// Indices of the headers whose values are null.
     pub(crate) null_headers: Vec<usize>,
 }
 
@@ -49,16 +49,11 @@ impl NativeRecord {
             _ => None,
         };
         let headers = headers.split(',').filter(|index| !index.is_empty());
-        let null_headers: Vec<usize> =
-            headers.map(|index| index.parse().ok()).collect::<Option<_>>()?;
-        if !null_headers.is_sorted_by(|one, next| one < next) {
-            return None;
-        }
         Some(Self {
             partition: partition.parse().ok()?,
             key: (!is_null(key)?).then(|| encoded.slice(end + 1..)),
             has_null_value: is_null(value)?,
-            null_headers,
+            null_headers: headers.map(|index| index.parse().ok()).collect::<Option<_>>()?,
         })
     }
 }
@@ -111,8 +106,6 @@ mod tests {
             "kafka/1 x null bytes \n",
             "kafka/1 0 none bytes \n",
             "kafka/1 0 null bytes 1,x\n",
-            "kafka/1 0 null bytes 2,1\n",
-            "kafka/1 0 null bytes 1,1\n",
             "kafka/1 0 null bytes 1 2\n",
             "kafka/1 0 null bytes ",
         ] {

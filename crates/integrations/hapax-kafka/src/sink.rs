@@ -202,7 +202,8 @@ impl<'a> OutgoingRecord<'a> {
     /// letter.
     fn new(message: &'a OutgoingMessage) -> Result<Self, PublishError> {
         let native = message.native.as_ref().and_then(NativeRecord::decode);
-        let headers = headers(message, native.as_ref())?;
+        let null_headers = native.as_ref().map_or(&[][..], |native| &native.null_headers);
+        let headers = headers(message, null_headers)?;
         let topic = &*message.destination;
         let value = Some(&message.payload[..]);
         Ok(match native {
@@ -350,23 +351,21 @@ fn failed(error: KafkaError) -> PublishError {
 
 fn headers(
     message: &OutgoingMessage,
-    native: Option<&NativeRecord>,
+    null_headers: &[usize],
 ) -> Result<OwnedHeaders, PublishError> {
-    let null_headers = native.map_or(&[][..], |native| &native.null_headers);
     let id = Header { key: "message-id", value: Some(message.id.as_str().as_bytes()) };
     let mut headers = OwnedHeaders::new_with_capacity(message.headers.len() + 1).insert(id);
     for (index, (name, value)) in message.headers.iter().enumerate() {
         if name.eq_ignore_ascii_case("message-id") {
             continue;
         }
-        // A redriven record keeps one without a name, which only records of other producers have.
-        if (name.is_empty() && native.is_none()) || name.contains('\0') {
+        if name.is_empty() || name.contains('\0') {
             return Err(PublishError::rejected(format!(
                 "expected a header's name of at least 1 byte without zero bytes, found {name:?}: change it where \
                  the message is written"
             )));
         }
-        let is_null = value.is_empty() && null_headers.binary_search(&index).is_ok();
+        let is_null = value.is_empty() && null_headers.contains(&index);
         headers = headers.insert(Header { key: name, value: (!is_null).then_some(&value[..]) });
     }
     Ok(headers)

@@ -96,12 +96,10 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the retention of the ids of the inbox. If the first record of a partition without a committed offset is older,
-    /// it and further ones would become dead letters. Instead, nothing of the partition is delivered or committed, and the
-    /// source of a new group ends: each call of [`receive`](MessageSource::receive) returns the error, and so does
-    /// [`KafkaSource::until_records_are_too_old`]. In a group that has handled records, the partition is
-    /// [stopped](KafkaSource::stopped_partitions), and others go on. Later records are not compared. Default: none, so that
-    /// records of any age are received.
+    /// Sets the retention of the ids of the inbox. If a partition without a committed offset begins with records that are
+    /// older, each of which would become a dead letter, the source ends instead: each call of
+    /// [`receive`](MessageSource::receive) returns the error, and so does [`KafkaSource::until_records_are_too_old`]. Nothing of the
+    /// partition is delivered or committed. Default: none, so that records of any age are received.
     pub const fn retention(mut self, time: Duration) -> Self {
         self.retention = Some(time);
         self
@@ -404,8 +402,7 @@ impl KafkaSource {
     }
 
     /// Returns the partitions that are assigned to this process and not received, because their
-    /// offsets are outside of their logs, their topics were created again, the checksum of a batch is wrong (`check.crcs`),
-    /// or their first records are older than the [retention](KafkaSourceBuilder::retention). An operator has to set the
+    /// offsets are outside of their logs or their topics were created again. An operator has to set the
     /// committed offset of the group, or the position in the database; it is read when partitions are
     /// assigned the next time.
     #[must_use]

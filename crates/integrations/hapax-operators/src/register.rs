@@ -7,8 +7,8 @@
 //! 3. Processes of one namespace name and compare operations alike; otherwise duplicates that reach two of them
 //!    execute twice. A process that differs from a running one is rejected. So is a process of a consumer that finds the
 //!    ids or order keys of its messages otherwise, or has another namespace.
-//! 4. The register decides nothing about records. A process whose entry is new, has other routes or consumers, or has not
-//!    been written for that long writes it only if no process differs that runs or was written later. Until then it executes no
+//! 4. The register decides nothing about records. A process whose entry is new, has other routes, or has not been
+//!    written for that long writes it only if no process differs that runs or was written later. Until then it executes no
 //!    key without a record. So a process that was paused does not execute beside one with other settings that came after
 //!    it, also after an outage in which all entries lapse.
 //! 5. It has the quarantines of the store. A process applies those of its namespace when it writes its entry, which
@@ -230,9 +230,8 @@ impl RegisterContent {
     /// [`RegisterFault::Difference`]: another process differs, and may execute.
     fn admit(&self, user: &StoreUser, now: Timestamp) -> Result<(), RegisterFault> {
         let own = self.users.iter().find(|it| it.id == user.id);
-        // While an entry with these routes and consumers counts as running, no process that differs enters.
-        let is_same = |it: &StoreUser| it.routes == user.routes && it.consumers == user.consumers;
-        if own.is_some_and(|it| it.is_running(now) && is_same(it)) {
+        // While an entry with these routes counts as running, no process that differs enters.
+        if own.is_some_and(|it| it.is_running(now) && it.routes == user.routes) {
             return Ok(());
         }
         // One that has lapsed may run again, as after an outage: of two, the later one stays. A process that enters
@@ -400,33 +399,6 @@ mod tests {
         // As two processes of earlier versions, which only log it.
         content.users.push(written(&a, at(110)));
         content.admit(&b, at(119)).unwrap();
-    }
-
-    #[test]
-    fn an_entry_whose_consumers_changed_is_compared() {
-        let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
-        let naming = |ids: &str| ConsumerNaming {
-            consumer: "invoices".to_owned(),
-            sources: vec!["nats://ORDERS".to_owned()],
-            broker: "1f".to_owned(),
-            mode: "claim".to_owned(),
-            ids: ids.to_owned(),
-            order_by: "none".to_owned(),
-            later: BTreeMap::new(),
-        };
-        let of = |id: &str, ids: &str| {
-            let consumers = vec![naming(ids)];
-            StoreUser { consumers, routes: BTreeMap::new(), ..user(id, "shop", "x", "http://a") }
-        };
-        let mut content = RegisterContent::default();
-        for id in ["a", "b"] {
-            content.admit(&of(id, "position"), at(100)).unwrap();
-            content.enter(&of(id, "position"), at(100));
-        }
-        content.admit(&of("a", "position"), at(105)).unwrap();
-        assert!(content.admit(&of("a", "cloudevents"), at(105)).is_err(), "b runs with others");
-        assert!(content.admit(&of("c", "cloudevents"), at(105)).is_err(), "a and b run");
-        content.admit(&of("c", "position"), at(105)).unwrap();
     }
 
     #[test]

@@ -18,6 +18,9 @@ const PUT: &str =
     "SELECT hapax_dead_letter_put($1, $2, $3, $4, $5, $6::integer, $7, $8, $9, $10, $11,
     to_timestamp($12 / 1e6), to_timestamp($13 / 1e6))::text";
 
+/// Name of the last header of a dead letter that has the native form of its message.
+pub(crate) const NATIVE: &str = "hapax-native";
+
 const REMOVE: &str = "DELETE FROM hapax_dead_letters WHERE id = $1";
 
 /// Fails for a table that does not exist.
@@ -93,14 +96,11 @@ pub(crate) async fn put(
     let message = &dead_letter.message;
     // A column of type text cannot store a zero byte.
     let (origin, key) = (storable(&message.origin), message.key.as_deref().map(storable));
-    let names: Vec<_> = message.headers.iter().map(|(name, _)| storable(name)).collect();
-    let mut names: Vec<_> = names.iter().map(|name| Some(&**name)).collect();
-    let mut values: Vec<_> = message.headers.iter().map(|(_, value)| Some(&value[..])).collect();
-    if let Some(native) = &dead_letter.native {
-        // Its name is null, which no header has.
-        names.push(None);
-        values.push(Some(native));
-    }
+    let headers = message.headers.iter().map(|(name, value)| (&**name, value));
+    let headers: Vec<_> = headers.chain(dead_letter.native.iter().map(|it| (NATIVE, it))).collect();
+    let names: Vec<_> = headers.iter().map(|(name, _)| storable(name)).collect();
+    let names: Vec<_> = names.iter().map(|name| Some(&**name)).collect();
+    let values: Vec<_> = headers.iter().map(|(_, value)| Some(&value[..])).collect();
     let micros = |time: Timestamp| Some(i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
     let parameters = [
         SqlParameter::Bytes(Some(&dead_letter.id)),

@@ -6,7 +6,7 @@ use hapax_messages::{DeadLetterReason, MessageId};
 use hapax_postgres_data::{SqlParameter, SqlRow, SqlValue};
 
 use crate::connections::ConnectCause;
-use crate::dead_letters::PgDeadLetterStore;
+use crate::dead_letters::{NATIVE, PgDeadLetterStore};
 
 /// Consumer name of the dead letters of an outbox.
 pub const OUTBOX_CONSUMER: &str = "hapax-outbox";
@@ -29,11 +29,8 @@ const REDRIVE: &str = "SELECT hapax_dead_letter_redrive($1, $2, $3)";
 const SET_MESSAGE_ID: &str =
     "UPDATE hapax_dead_letters SET message_id = $2 WHERE id = $1 AND message_id IS NULL";
 const NOT_IN_INBOX: &str = "SELECT d.id FROM hapax_dead_letters d
-    WHERE d.id = ANY($1) AND d.message_id IS NOT NULL AND d.reason <> 'mismatch'
+    WHERE d.id = ANY($1) AND d.message_id IS NOT NULL AND d.redrives = 0 AND d.reason <> 'mismatch'
         AND d.consumer <> 'hapax-outbox'
-        AND (d.redrives = 0 OR NOT EXISTS (
-            SELECT FROM hapax_dead_letter_decisions c
-            WHERE c.dead_letter_id = d.id AND c.at >= d.parked_at))
         AND NOT EXISTS (
             SELECT FROM hapax_inbox i
             WHERE i.id = hapax_scoped_hash(d.consumer, d.message_id))
@@ -87,7 +84,7 @@ pub struct DeadLetterSummary {
     pub redrives: u64,
     /// Size of the payload in bytes.
     pub payload_bytes: u64,
-    /// Time at which it was last parked, by the clock of the database.
+    /// Time at which it was parked.
     pub parked_at: String,
     position: DeadLetterPosition,
 }
@@ -222,18 +219,20 @@ impl PgDeadLetterStore {
                 payload,
                 native: None,
             });
-            // Without headers, both are null.
-            match (name.text(), value.bytes()) {
-                (Some(name), Some(value)) => contents.headers.push((name, value.into())),
-                (None, Some(value)) => contents.native = Some(value.into()),
-                (_, None) => {}
+            if let (Some(name), Some(value)) = (name.text(), value.bytes()) {
+                contents.headers.push((name, value.into()));
             }
+        }
+        // Of another header with this name the producer is the author.
+        if let Some(contents) = &mut contents {
+            let native = contents.headers.pop_if(|(name, _)| name == NATIVE);
+            contents.native = native.map(|(_, value)| value);
         }
         Ok(contents)
     }
 
     /// Returns the oldest of these dead letters whose message has an id that the inbox of this database has not, and was
-    /// not redriven since it was last parked: its consumer is in claim mode, whose records are in a store, or the retention of the id has
+    /// never redriven: its consumer is in claim mode, whose records are in a store, or the retention of the id has
     /// ended. Those of an outbox, of a consumer in positions mode, and mismatches are left out.
     ///
     /// # Errors

@@ -73,8 +73,7 @@
 //! - All properties are left out if they cannot be parsed.
 //!
 //! Tables, decimals, void values and arrays within arrays are left out of the headers of every message; the other
-//! values of an array stay. A message that is redriven from a dead letter has them again, and its property `timestamp`; its
-//! age counts from the header `hapax-redriven-at`.
+//! values of an array stay. A message that is redriven from a dead letter has them again.
 //!
 //! # Log
 //! The client library (lapin) logs a message that was routed to no queue, with its payload, as a warning of the

@@ -18,9 +18,6 @@ pub(crate) const ORDER_KEY: &str = "message-order-key";
 /// Header with the routing key of a message that comes from a delay queue.
 pub(crate) const ROUTING_KEY: &str = "hapax-routing-key";
 
-/// Header with the time at which a message was redriven, from which its age counts: it keeps the property `timestamp`.
-const REDRIVEN_AT: &str = "hapax-redriven-at";
-
 const MESSAGE_ID: &str = "message-id";
 const CONTENT_TYPE: &str = "content-type";
 const CONTENT_ENCODING: &str = "content-encoding";
@@ -39,21 +36,17 @@ fn is_brokers_own(name: &str) -> bool {
         || ["x-delivery-count", "x-acquired-count"].iter().any(|own| name.eq_ignore_ascii_case(own))
 }
 
-/// Returns whether a header is one that the sink or a delay queue adds, and that a message has not.
-fn is_added(name: &str) -> bool {
-    [ROUTING_KEY, REDRIVEN_AT].iter().any(|own| name.eq_ignore_ascii_case(own))
-}
-
 /// Returns the properties of a message to publish.
 pub(crate) fn outgoing(
     message: &OutgoingMessage,
     now: Timestamp,
 ) -> Result<BasicProperties, PublishError> {
     if let Some(native) = message.native.as_ref().and_then(native::decode) {
-        return Ok(redriven(message, &native, now));
+        return Ok(redriven(message, &native));
     }
-    let mut properties =
-        BasicProperties::default().with_delivery_mode(PERSISTENT).with_timestamp(seconds(now));
+    let mut properties = BasicProperties::default()
+        .with_delivery_mode(PERSISTENT)
+        .with_timestamp(now.as_micros() / 1_000_000);
     let mut headers: Vec<(&str, Vec<AMQPValue>)> = Vec::new();
     match short(message.id.as_str()) {
         Some(id) => properties = properties.with_message_id(id),
@@ -64,7 +57,7 @@ pub(crate) fn outgoing(
     }
     let is_own = |name: &str| {
         name.eq_ignore_ascii_case(MESSAGE_ID)
-            || is_added(name)
+            || name.eq_ignore_ascii_case(ROUTING_KEY)
             || (message.key.is_some() && name.eq_ignore_ascii_case(ORDER_KEY))
             || is_brokers_own(name)
     };
@@ -100,34 +93,20 @@ pub(crate) fn outgoing(
     Ok(properties.with_headers(table))
 }
 
-/// Returns the properties of a redriven message: those that it had, its id, and the headers with its dead letter and the
-/// time of the redrive. It is persistent.
-fn redriven(
-    message: &OutgoingMessage,
-    native: &BasicProperties,
-    now: Timestamp,
-) -> BasicProperties {
-    let id = message.id.as_str();
+/// Returns the properties of a redriven message: those that it had, its id, and the header with its dead letter. It is
+/// persistent.
+fn redriven(message: &OutgoingMessage, native: &BasicProperties) -> BasicProperties {
     let redrive = message.headers.iter().filter(|(name, _)| name == DeadLetter::REDRIVE_HEADER);
-    let mut added: Vec<_> = redrive.map(|(name, value)| (&**name, long_string(value))).collect();
-    added.push((REDRIVEN_AT, AMQPValue::Timestamp(seconds(now))));
-    let short_id = short(id);
-    if short_id.is_none() {
-        added.push((MESSAGE_ID, long_string(id.as_bytes())));
+    let mut added: Vec<_> = redrive.map(|(name, value)| (&**name, &value[..])).collect();
+    let id = short(message.id.as_str());
+    if id.is_none() {
+        added.push((MESSAGE_ID, message.id.as_str().as_bytes()));
     }
-    let is_other_id = |name: &str, value: &AMQPValue| {
-        name.eq_ignore_ascii_case(MESSAGE_ID)
-            && header_value(value).as_deref() != Some(id.as_bytes())
-    };
-    let properties = kept(native, is_other_id, added);
-    match short_id {
+    let properties = kept(native, added);
+    match id {
         Some(id) => properties.with_message_id(id),
         None => properties,
     }
-}
-
-fn seconds(time: Timestamp) -> u64 {
-    time.as_micros() / 1_000_000
 }
 
 fn long_string(bytes: &[u8]) -> AMQPValue {
@@ -177,7 +156,7 @@ pub(crate) fn incoming(
     }
     for (name, value) in properties.headers().iter().flatten() {
         let name = name.as_str();
-        if is_added(name) || is_brokers_own(name) {
+        if name == ROUTING_KEY || is_brokers_own(name) {
             continue;
         }
         match value {
@@ -191,20 +170,10 @@ pub(crate) fn incoming(
             }
         }
     }
-    if let Some(seconds) = published_at(properties) {
+    if let Some(seconds) = properties.timestamp() {
         message = message.published_at(Timestamp::from_micros(seconds.saturating_mul(1_000_000)));
     }
     message
-}
-
-/// Returns the time of the last redrive, or else of the publication, in seconds since 1970.
-fn published_at(properties: &BasicProperties) -> Option<u64> {
-    let headers = properties.headers().as_ref();
-    let redriven_at = match headers.and_then(|headers| headers.inner().get(REDRIVEN_AT)) {
-        Some(AMQPValue::Timestamp(seconds)) => Some(*seconds),
-        _ => None,
-    };
-    redriven_at.max(*properties.timestamp())
 }
 
 /// Returns the routing key under which a message was published first.
@@ -244,28 +213,23 @@ fn header_value(value: &AMQPValue) -> Option<Bytes> {
 
 /// Returns the properties of a message that goes through a delay queue, with its routing key.
 pub(crate) fn delayed(properties: &BasicProperties, routing_key: &str) -> BasicProperties {
-    let routing_key = (ROUTING_KEY, long_string(routing_key.as_bytes()));
-    kept(properties, |_, _| false, vec![routing_key])
+    kept(properties, [(ROUTING_KEY, routing_key.as_bytes())])
 }
 
-/// Returns the properties of a message that is published again: those that it had, without the broker's own headers, those
-/// that `is_left_out`, its time to live, which is over, and the name of its user, which is not this one; and with further
-/// headers, which replace those whose names are equal but for the case.
-fn kept(
+/// Returns the properties of a message that is published again: those that it had, without the broker's own headers, its
+/// time to live, which is over, and the name of its user, which is not this one; and with further headers.
+fn kept<'a>(
     properties: &BasicProperties,
-    is_left_out: impl Fn(&str, &AMQPValue) -> bool,
-    added: Vec<(&str, AMQPValue)>,
+    added: impl IntoIterator<Item = (&'a str, &'a [u8])>,
 ) -> BasicProperties {
     let mut table = FieldTable::default();
     for (name, value) in properties.headers().iter().flatten() {
-        let text = name.as_str();
-        let is_replaced = added.iter().any(|(added, _)| text.eq_ignore_ascii_case(added));
-        if !is_replaced && !is_brokers_own(text) && !is_left_out(text, value) {
+        if !is_brokers_own(name.as_str()) {
             table.insert(name.clone(), value.clone());
         }
     }
     for (name, value) in added {
-        table.insert(name.into(), value);
+        table.insert(name.into(), long_string(value));
     }
     let mut kept = BasicProperties::default().with_headers(table).with_delivery_mode(PERSISTENT);
     macro_rules! keep {
@@ -310,34 +274,6 @@ pub(crate) fn bytes(properties: &BasicProperties) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_redriven_message_has_one_id_whatever_the_case_of_the_headers_that_it_had() {
-        let short = "m-1".to_owned();
-        for (id, kept) in [(&short, true), (&"x".repeat(256), false), (&short, false)] {
-            let had = if kept { id.clone() } else { "other".to_owned() };
-            let mut table = FieldTable::default();
-            for name in ["Message-Id", "MESSAGE-ID"] {
-                table.insert(name.into(), long_string(had.as_bytes()));
-            }
-            table.insert("Hapax-Redrive".into(), long_string(b"another"));
-            let native = native::encode(&BasicProperties::default().with_headers(table));
-            let id = hapax_messages::MessageId::new(id).unwrap();
-            let mut message = OutgoingMessage::new("orders", id.clone(), "x");
-            message.native = native;
-            message.headers.push((DeadLetter::REDRIVE_HEADER.to_owned(), "d".into()));
-            let now = Timestamp::from_micros(1_790_000_000_000_000);
-            let properties = outgoing(&message, now).unwrap();
-            let received = incoming("orders", "orders", &properties, Vec::new());
-            let find = |name: &str| received.header(name).map(|value| value.to_vec());
-            assert_eq!(find(MESSAGE_ID), Some(id.as_str().as_bytes().to_vec()));
-            assert_eq!(find(DeadLetter::REDRIVE_HEADER), Some(b"d".to_vec()));
-            let headers = properties.headers().as_ref().unwrap().inner();
-            assert_eq!(headers.contains_key("Message-Id"), kept);
-            assert!(!headers.contains_key("Hapax-Redrive"));
-            assert_eq!(received.published_at, Some(now), "it has no time of its own");
-        }
-    }
 
     #[test]
     fn an_origin_has_its_queue_whatever_its_name_is() {

@@ -1,7 +1,6 @@
 //! `hapax consume`.
 
 mod args;
-mod headers;
 mod observed;
 mod service;
 mod source;
@@ -64,7 +63,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>, &namespace)?;
     let what = format!("the consumer {}", args.consumer);
     let naming = source::naming(&broker.0, &args.source, &args.consumer, &args.ids);
-    let registered = Registered::enter(&engine, &what, false, vec![naming]).await?;
+    let registered = Registered::enter(&engine, &what, false, naming).await?;
     let source = plan.open(&broker.0).await?;
     let receiver = source.receiver();
     let inbox = inbox(&args, &engine, &dead_letters, receiver.limits().has_order_keys)?;

@@ -60,14 +60,6 @@ pub(super) struct Commit {
     pub(super) metadata: CommitMetadata,
 }
 
-impl Commit {
-    /// Returns whether it shows that records were handled, or may have been begun. That of a partition of which no record
-    /// was delivered does not.
-    pub(super) fn shows_handling(self) -> bool {
-        self.metadata != CommitMetadata::Clean { handled: None }
-    }
-}
-
 /// A partition that is assigned to this process.
 #[derive(Debug)]
 pub(super) struct Partition {
@@ -77,8 +69,8 @@ pub(super) struct Partition {
     /// Fencing token of this process, if the position is in a database.
     pub(super) fence: Option<u64>,
     offset_to_commit: i64,
-    /// The last record before the offset to commit.
-    handled: Option<TopicCheck>,
+    /// Identity of the last record before the offset to commit.
+    handled: Option<RecordIdentity>,
     received: Received,
     /// As `received`, of the records that may be delivered.
     confirmed: Received,
@@ -148,16 +140,15 @@ impl Partition {
         });
         // No process has started a record that is not in the log yet.
         let suspects = suspects.start..suspects.end.min(watermarks.1);
-        // Not one that is to be handled again, because an operator has set an earlier position.
         let handled = committed.and_then(|stored| stored.metadata.handled());
-        let last = handled.filter(|it| it.offset < first);
+        let last = handled.map(|expected| TopicCheck { offset: first.saturating_sub(1), expected });
         let received = Received { next: first, record_end: first, last };
         Self {
             limits,
             assignment_number,
             fence: None,
             offset_to_commit: first,
-            handled: last,
+            handled,
             received,
             confirmed: received,
             awaits_age: false,
@@ -183,11 +174,6 @@ impl Partition {
         self
     }
 
-    /// Returns whether a process of the group has handled records of the partition, or may have begun with some.
-    pub(super) fn has_handled(&self) -> bool {
-        self.handled.is_some() || self.committed.is_some_and(Commit::shows_handling)
-    }
-
     /// Returns whether the age of the next record is to be checked.
     pub(super) const fn awaits_age(&self) -> bool {
         self.awaits_age
@@ -205,16 +191,14 @@ impl Partition {
         if position.is_new {
             return self;
         }
-        // The next position is always that after a record.
-        let offset = self.received.next.saturating_sub(1);
-        let committed = self.committed.and_then(|it| it.metadata.handled());
-        let committed = committed.filter(|it| it.offset == offset);
+        let committed = self.committed.filter(|it| it.offset == self.received.next);
+        let committed = committed.and_then(|it| it.metadata.handled());
         self.handled = position.handled_timestamp_ms.map(|timestamp_ms| {
-            let same = committed.filter(|it| it.expected.timestamp_ms == timestamp_ms);
-            let expected = RecordIdentity { timestamp_ms, checksum: None };
-            same.unwrap_or(TopicCheck { offset, expected })
+            let same = committed.filter(|it| it.timestamp_ms == timestamp_ms);
+            same.unwrap_or(RecordIdentity { timestamp_ms, checksum: None })
         });
-        self.received.last = self.handled;
+        let offset = self.received.next.saturating_sub(1);
+        self.received.last = self.handled.map(|expected| TopicCheck { offset, expected });
         self.confirmed = self.received;
         self.topic_check = self.received.last.filter(|check| check.offset >= self.watermarks.0);
         self
@@ -288,8 +272,7 @@ impl Partition {
             self.received.next = offset;
             self.confirmed = self.received;
             self.offset_to_commit = offset;
-            // Records that were there at the assignment may follow.
-            self.awaits_age &= offset < self.watermarks.1;
+            self.awaits_age = false;
         }
     }
 
@@ -382,7 +365,7 @@ impl Partition {
         self.bytes = self.bytes.saturating_sub(bytes);
         while let Some(first) = self.tracked.front().filter(|it| it.is_acknowledged) {
             self.offset_to_commit = first.offset.saturating_add(1);
-            self.handled = Some(TopicCheck { offset: first.offset, expected: first.identity });
+            self.handled = Some(first.identity);
             self.tracked.pop_front();
         }
         self.update_paused();

@@ -294,21 +294,11 @@ impl Poller {
             && record.message.age(SystemClock.now()) > retention
         {
             let (key, records) = (&origin.key, partition.offsets_from(message.offset()));
-            let found = too_old(message.offset(), &record.message, retention, records);
-            // In both cases the partition is removed: the client has returned the record, which must not count as passed.
-            if state.is_in_use(key) {
-                let cause = format!("{found}: {remedy}, or set a longer retention");
-                state.stop(key.clone(), cause);
-                self.must_assign = true;
-                return false;
-            }
-            state.partitions.remove(key);
+            let error = too_old(key, message.offset(), &record.message, retention, records);
+            // The client has returned the record, which must not count as passed.
+            state.partitions.remove(&origin.key);
             drop(state);
-            self.shared.end_too_old(format!(
-                "the partition {} of {}: {found}: begin at a later time or at the end of the log, or set a longer \
-                 retention",
-                key.1, key.0
-            ));
+            self.shared.end_too_old(error);
             return false;
         }
         if let Err(recreated) = partition.accept(message.offset(), record) {
@@ -344,37 +334,17 @@ impl Poller {
                 // The loss of the assignment follows.
                 | RDKafkaErrorCode::PollExceeded,
             ) => tracing::debug!(%error, "a Kafka client reports an error"),
-            // The client goes on after a batch whose checksum is wrong.
-            Some(RDKafkaErrorCode::BadMessage) if key.is_some() => {
-                if let Some(key) = key {
-                    self.stop_corrupt(key);
-                }
+            // The warning at the start and `missing_topics` name them.
+            Some(code) if key.is_none() && is_missing(code) && self.lacks_topics() => {
+                tracing::debug!(%error, "a topic does not exist yet");
             }
             code => {
                 if code.is_some_and(is_of_topic) {
                     self.shared.lock().unverify(topic, number);
                 }
-                // The warning at the start and `missing_topics` name them.
-                if key.is_none() && code.is_some_and(is_missing) && self.lacks_topics() {
-                    return tracing::debug!(%error, "a topic does not exist yet");
-                }
                 self.shared.fail(format!("expected records, found an error: {error}"));
             }
         }
-    }
-
-    /// Stops a partition of which the client has left out records, whose offsets must not count as passed.
-    fn stop_corrupt(&mut self, key: &PartitionKey) {
-        let remedy = self.settings().remedy();
-        let mut state = self.shared.lock();
-        let Some(partition) = state.partitions.get(key) else { return };
-        let cause = format!(
-            "expected records with the checksums of their batches from the offset {} on, found others: restore the log, or \
-             {remedy} to the one after the batch",
-            partition.next()
-        );
-        state.stop(key.clone(), cause);
-        self.must_assign = true;
     }
 
     /// Requests the first offsets of assigned partitions, and fetches those whose first offset is known.
@@ -533,13 +503,20 @@ fn waker(shared: &Arc<Shared>) -> impl Fn() + Send + Sync + use<> {
     move || shared.wake_poller()
 }
 
-/// Returns what was found of a record that is older than the retention of ids, in a partition without a committed offset,
-/// with the number of the offsets from it on.
-fn too_old(offset: i64, message: &Message, retention: Duration, records: i64) -> String {
+/// Returns the error of a record that is older than the retention of ids, in a partition without a committed offset, with
+/// the number of the offsets from it on.
+fn too_old(
+    (topic, number): &PartitionKey,
+    offset: i64,
+    message: &Message,
+    retention: Duration,
+    records: i64,
+) -> String {
     let at = message.published_at.unwrap_or_default();
     format!(
-        "expected records within the retention of ids ({} s) for a group without a committed offset, found the record \
-         {offset} of {at}, one of up to {records}, of which each older one would become a dead letter",
+        "the partition {number} of {topic}: expected records within the retention of ids ({} s) for a group without a \
+         committed offset, found the record {offset} of {at}, one of up to {records}, of which each older one would become \
+         a dead letter: begin at a later time or at the end of the log, or set a longer retention",
         retention.as_secs()
     )
 }

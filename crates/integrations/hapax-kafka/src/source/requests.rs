@@ -31,8 +31,6 @@ pub(super) struct Requests {
     runtime: Handle,
     /// Locked while owners are checked.
     owner_check: Arc<tokio::sync::Mutex<()>>,
-    /// Locked while missing topics are looked for.
-    missing_check: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Partitions whose first offsets are being requested. Those that are left when it is dropped, because a store
@@ -100,7 +98,6 @@ impl Requests {
             settings: Arc::new(context.settings.clone()),
             runtime,
             owner_check: Arc::default(),
-            missing_check: Arc::default(),
         }
     }
 
@@ -168,18 +165,12 @@ impl Requests {
         });
     }
 
-    /// Requests the commits that the brokers have of partitions. Also notes whether the group has handled records of others,
-    /// if that decides about records that are too old.
+    /// Requests the commits that the brokers have of partitions.
     async fn committed(
         &self,
         keys: Vec<PartitionKey>,
     ) -> Vec<(PartitionKey, Result<Option<Commit>, String>)> {
-        let (timeout, mut requested) = (self.settings.request_timeout, keys.clone());
-        if self.settings.retention.is_some() {
-            let state = self.shared.lock();
-            let others = state.partitions_at_start().filter(|key| !keys.contains(key));
-            requested.extend(others);
-        }
+        let (timeout, requested) = (self.settings.request_timeout, keys.clone());
         let committed = self.call(move |consumer| {
             let mut list = TopicPartitionList::with_capacity(requested.len());
             for (topic, number) in &requested {
@@ -194,11 +185,6 @@ impl Requests {
             Ok(committed.collect::<BTreeMap<_, _>>())
         });
         let mut committed = committed.await.map_err(|error| error.to_string());
-        if let Ok(committed) = &committed {
-            let mut found = committed.values().filter_map(|it| it.as_ref().ok().copied().flatten());
-            let has_handled = found.any(Commit::shows_handling);
-            self.shared.lock().group_has_handled |= has_handled;
-        }
         let of = |key: PartitionKey| {
             let found = match &mut committed {
                 Ok(committed) => committed.remove(&key),
@@ -318,9 +304,8 @@ impl Requests {
         });
     }
 
-    /// Looks for topics that did not exist. One check is in progress at a time.
+    /// Looks for topics that did not exist.
     pub(super) fn check_missing(&self, topics: Vec<String>) {
-        let Ok(checking) = Arc::clone(&self.missing_check).try_lock_owned() else { return };
         let (this, timeout) = (self.clone(), self.settings.request_timeout);
         self.runtime.spawn(async move {
             for topic in topics {
@@ -334,7 +319,6 @@ impl Requests {
                     this.shared.lock().missing_topics.retain(|it| *it != topic);
                 }
             }
-            drop(checking);
         });
     }
 

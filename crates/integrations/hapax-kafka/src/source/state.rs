@@ -54,8 +54,6 @@ pub(super) struct State {
     pub(super) topics_at_start: BTreeMap<String, i32>,
     /// Topics that did not exist when they were last looked for.
     pub(super) missing_topics: Vec<String>,
-    /// Whether the group had handled records when commits were requested.
-    pub(super) group_has_handled: bool,
     /// The error of records that are older than the retention, which has ended the source.
     pub(super) too_old: Option<String>,
     /// Number of the last assignment.
@@ -359,21 +357,6 @@ impl State {
     /// Returns whether a partition was added after the source was started.
     pub(super) fn is_added(&self, (topic, number): &PartitionKey) -> bool {
         self.topics_at_start.get(&**topic).is_none_or(|count| number >= count)
-    }
-
-    /// Returns the partitions that existed when the source was started.
-    pub(super) fn partitions_at_start(&self) -> impl Iterator<Item = PartitionKey> {
-        self.topics_at_start.iter().flat_map(|(topic, count)| {
-            let topic: Arc<str> = topic.as_str().into();
-            (0..*count).map(move |number| (Arc::clone(&topic), number))
-        })
-    }
-
-    /// Returns whether the group is not new for a partition, which was added, or others of which were handled.
-    pub(super) fn is_in_use(&self, key: &PartitionKey) -> bool {
-        self.is_added(key)
-            || self.group_has_handled
-            || self.partitions.values().any(Partition::has_handled)
     }
 
     /// Returns whether a partition is paused; false if it is not fetched.

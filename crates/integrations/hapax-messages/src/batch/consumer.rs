@@ -291,8 +291,8 @@ impl BatchState {
                     continue;
                 }
             };
-            // Of a redriven message too: a copy of it may be delivered after its id was removed.
-            let is_old = self.is_too_old(&delivery);
+            // An operator has decided about a message that was redriven.
+            let is_old = dead_letter.is_none() && self.is_too_old(&delivery);
             let is_suspect = delivery.is_redelivery();
             let item = BatchItem::new(id, delivery).redriven_from(dead_letter).with_slot(slot);
             if is_suspect {

@@ -405,8 +405,8 @@ impl Processing<'_> {
             }
         }
         let retention = inbox.policy.terms.retention;
-        // Of a redriven message too: a copy of it may be delivered after its id was removed.
-        let is_old = message.age(inbox.now()) > retention;
+        // An operator has decided about a message that was redriven.
+        let is_old = self.identity.redriven.is_none() && message.age(inbox.now()) > retention;
         if is_first && is_old && inbox.on_too_old == OnTooOld::Park {
             return Some(self.park(DeadLetterReason::TooOld, 0, TOO_OLD).await);
         }

@@ -4,12 +4,10 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
     BatchAttempt, BatchConsumer, BatchConsumerLimits, BatchError, BatchInbox, BatchItem,
-    BatchOptions, DeadLetter, DeadLetterReason, EntryState, Message, MessageFailure, MessageId,
-    PositionStep,
+    BatchOptions, DeadLetter, EntryState, Message, MessageFailure, MessageId, PositionStep,
 };
 use hapax_testkit::messages::MemoryBroker;
 use tokio::sync::Semaphore;
@@ -309,21 +307,4 @@ async fn in_batch_mode_too_the_first_messages_are_held_while_none_has_an_id() {
         assert_eq!((monitor.stats().without_id, monitor.stats().parked), (0, without_id));
         running.abort();
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn in_batch_mode_too_a_redriven_message_that_is_older_than_the_retention_is_parked() {
-    let (inbox, broker) = (Arc::new(Sizes::default()), MemoryBroker::default());
-    let (id, now) = (MessageId::new("m-1").unwrap(), Timestamp::from_micros(2));
-    let reason = DeadLetterReason::Rejected;
-    let handled = DeadLetter::new("orders", Some(&id), message("m-1"), reason, "no", now);
-    let copy = message("m-1").with_header(DeadLetter::REDRIVE_HEADER, handled.id_hex());
-    broker.send(copy.published_at(Timestamp::from_micros(1)));
-    let source = Arc::new(broker.clone());
-    let consumer = BatchConsumer::new(inbox.clone(), source, BatchOptions::default()).unwrap();
-    let monitor = consumer.monitor();
-    let running = tokio::spawn(consumer.run(std::future::pending()));
-    broker.emptied().await;
-    running.abort();
-    assert_eq!((monitor.stats().parked, inbox.sizes.lock().unwrap().len()), (1, 0));
 }

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreUser;
 
-/// The settings by which the messages of a consumer are named and ordered.
+/// The settings by which the messages of a consumer from one source are named and ordered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ConsumerNaming {
     /// The name of the consumer.
     pub consumer: String,
-    /// The stream, the queue or the topics: `nats://ORDERS`.
-    pub sources: Vec<String>,
+    /// The stream, queue or topic: `nats://ORDERS`.
+    pub source: String,
     /// Digest of the addresses of the broker. Processes with another namespace differ only if they have it.
     pub broker: String,
     /// The mode in which ids are kept.
@@ -97,8 +97,7 @@ impl fmt::Display for DifferenceSubject {
 pub(super) fn of_consumers(ours: &StoreUser, theirs: &StoreUser) -> Option<UserDifference> {
     let is_same_namespace = ours.namespace == theirs.namespace;
     let find = |one: &ConsumerNaming, other: &ConsumerNaming| {
-        let shares_source = || one.sources.iter().any(|it| other.sources.contains(it));
-        if one.consumer != other.consumer || !shares_source() {
+        if one.consumer != other.consumer || one.source != other.source {
             return None;
         }
         let settings = match is_same_namespace {
@@ -137,7 +136,7 @@ mod tests {
     fn user(namespace: &str, change: impl FnOnce(&mut ConsumerNaming)) -> StoreUser {
         let mut naming = ConsumerNaming {
             consumer: "invoices".to_owned(),
-            sources: vec!["kafka://mails".to_owned(), "kafka://orders".to_owned()],
+            source: "nats://ORDERS".to_owned(),
             broker: "1f".to_owned(),
             mode: "claim".to_owned(),
             ids: "the header message-id".to_owned(),
@@ -165,16 +164,6 @@ mod tests {
             ),
             ("shop", |it| it.order_by = "subject".to_owned(), "--order-by", "subject"),
             ("shop", |it| it.mode = "batch".to_owned(), "mode", "batch"),
-            // One topic is enough.
-            (
-                "shop",
-                |it| {
-                    it.sources = vec!["kafka://orders".to_owned()];
-                    it.ids = "position".to_owned();
-                },
-                "--id",
-                "position",
-            ),
             // The addresses of one broker may be written otherwise.
             (
                 "shop",
@@ -205,9 +194,7 @@ mod tests {
         type Change = fn(&mut ConsumerNaming);
         let others: [(&str, Change); 3] = [
             ("shop", |it| (it.consumer, it.ids) = ("mails".to_owned(), "position".to_owned())),
-            ("shop", |it| {
-                (it.sources, it.ids) = (vec!["kafka://x".to_owned()], "position".to_owned())
-            }),
+            ("shop", |it| (it.source, it.ids) = ("nats://OTHER".to_owned(), "position".to_owned())),
             ("bank", |it| it.broker = "2f".to_owned()),
         ];
         for (namespace, change) in others {

@@ -72,7 +72,7 @@ impl Observed for ConsumeMonitor {
             ),
             (
                 "consume_stopped_partitions",
-                "Partitions of Kafka that are assigned and not received, for a reason that the log has.",
+                "Partitions of Kafka that are assigned and not received, because their offsets are outside of their logs or their topics were created again.",
                 self.source.stopped_partitions() as f64,
             ),
             (

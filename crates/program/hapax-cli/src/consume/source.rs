@@ -2,18 +2,19 @@
 
 #[cfg(feature = "kafka")]
 mod kafka;
-mod naming;
 mod rabbitmq;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_messages::MessageSource;
+use hapax_core::Fingerprint;
+use hapax_messages::{IdRule, MessageSource};
 use hapax_nats::{NatsOrderKey, NatsSource};
+use hapax_operators::ConsumerNaming;
 
 #[cfg(feature = "kafka")]
 use self::kafka::KafkaPlan;
-pub(super) use self::naming::naming;
 use self::rabbitmq::RabbitPlan;
 use super::args::{LimitArgs, SourceArgs};
 use crate::exit::CliError;
@@ -146,6 +147,71 @@ impl SourcePlan {
     }
 }
 
+/// Returns what the register of the store has of this consumer, for each stream, queue or topic.
+pub(super) fn naming(
+    url: &str,
+    args: &SourceArgs,
+    consumer: &str,
+    ids: &[IdRule],
+) -> Vec<ConsumerNaming> {
+    let sources = match (&args.stream, &args.queue) {
+        (Some(stream), _) => vec![format!("nats://{stream}")],
+        (None, Some(queue)) => vec![format!("amqp://{}/{queue}", place(url))],
+        (None, None) => place(url).split(',').map(|topic| format!("kafka://{topic}")).collect(),
+    };
+    let usual = [IdRule::Header("message-id".to_owned()), IdRule::CloudEvents];
+    let ids = if ids.is_empty() { &usual[..] } else { ids };
+    let ids = ids.iter().map(id_text).collect::<Vec<_>>().join(", ");
+    // The case of a header's name is ignored.
+    let order_by = args.order_by.as_deref().unwrap_or("none").to_ascii_lowercase();
+    let naming = |source: String| ConsumerNaming {
+        consumer: consumer.to_owned(),
+        source,
+        broker: broker_digest(url),
+        mode: "claim".to_owned(),
+        ids: ids.clone(),
+        order_by: order_by.clone(),
+        later: BTreeMap::new(),
+    };
+    sources.into_iter().map(naming).collect()
+}
+
+/// Returns the path of a URL: of RabbitMQ the virtual host, of Kafka the topics.
+fn place(url: &str) -> &str {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let place = rest.split_once('/').map_or("", |(_, place)| place);
+    place.split(['?', '#']).next().unwrap_or_default()
+}
+
+/// Returns a digest of the addresses of a broker, without users and passwords.
+fn broker_digest(url: &str) -> String {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default().to_ascii_lowercase();
+    let host = |part: &str| part.rsplit('@').next().unwrap_or_default().to_owned();
+    let mut hosts: Vec<_> = authority.split(',').map(host).collect();
+    hosts.sort_unstable();
+    let mut digest = Fingerprint::builder("hapax 1 broker");
+    for host in &hosts {
+        digest.field(host.as_bytes());
+    }
+    let digest = digest.finish();
+    digest.as_bytes()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns a rule for ids as `--id` has it.
+fn id_text(rule: &IdRule) -> String {
+    match rule {
+        IdRule::Header(name) => format!("header:{}", name.to_ascii_lowercase()),
+        IdRule::CloudEvents => "cloudevents".to_owned(),
+        IdRule::JsonPointers(pointers) => {
+            format!("json:{}", pointers.iter().collect::<Vec<_>>().join(","))
+        }
+        IdRule::Position => "position".to_owned(),
+        IdRule::PayloadHash => "payload-hash".to_owned(),
+        other => other.to_string(),
+    }
+}
+
 const NATS: &str = "a NATS server";
 const RABBIT: &str = "a RabbitMQ server";
 const KAFKA: &str = "Kafka brokers";
@@ -222,5 +288,22 @@ impl NatsPlan {
             .ack_wait(self.ack_wait)
             .order_key(self.order_key);
         source.start().await.map_err(|error| CliError::unavailable(format!("--from: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_digest_of_a_broker_has_its_addresses_and_no_password() {
+        let digest = broker_digest("kafka://one:9092,two:9092/orders");
+        for same in ["kafka://two:9092,ONE:9092/mails", "kafka://u:hidden@one:9092,two:9092"] {
+            assert_eq!(broker_digest(same), digest, "{same}");
+        }
+        for other in ["kafka://one:9092/orders", "kafka://one:9093,two:9092/orders"] {
+            assert_ne!(broker_digest(other), digest, "{other}");
+        }
+        assert_eq!(digest.len(), 16);
     }
 }

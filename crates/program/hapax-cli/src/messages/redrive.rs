@@ -337,9 +337,8 @@ impl Redrive {
         results.released += usize::from(released == Released::Parked);
         print(&format!("{} published{}\n", &hex[..12], released.text()));
         if dead_letter.order_key.is_some() && !self.is_file {
-            let waited = self.wait(dead_letter, &hex).await;
-            results.note_wait(&waited);
-            waited?;
+            self.wait(dead_letter, &hex).await?;
+            results.unhandled = 0;
         }
         Ok(())
     }

@@ -15,6 +15,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders, OwnedMessage};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::cluster::{Cluster, LIMIT, PARTITIONS, real_cluster};
@@ -79,8 +81,7 @@ async fn a_redriven_record_has_its_key_and_partition_and_null_values() {
     let own = OwnedHeaders::new()
         .insert(header("tenant", Some(&b"t"[..])))
         .insert(header("none", None))
-        .insert(header("empty", Some(&b""[..])))
-        .insert(header("", Some(&b"without a name"[..])));
+        .insert(header("empty", Some(&b""[..])));
     let keys: [Option<&[u8]>; 5] =
         [None, Some(b"k 1"), Some(&[0, 42]), Some(b""), Some(&[b'x'; 1025])];
     let values: [Option<&[u8]>; 3] = [Some(b"v"), None, Some(b"")];
@@ -157,18 +158,56 @@ async fn records_of_each_compression_are_received() {
     assert_eq!(handle(&source, codecs.len()).await, expected);
 }
 
+/// Appends the record by which a transaction is committed, as a broker does.
+async fn append_control_record(cluster: &Cluster, partition: i32) {
+    // Length, attributes, deltas, key (version 0, type 1), value (version 0, epoch 0), no headers.
+    let record = [32, 0, 0, 0, 8, 0, 0, 0, 1, 12, 0, 0, 0, 0, 0, 0, 0];
+    let mut batch = Vec::new();
+    batch.extend(0_i64.to_be_bytes()); // base offset
+    batch.extend((49 + i32::try_from(record.len()).unwrap()).to_be_bytes());
+    batch.extend(0_i32.to_be_bytes()); // leader epoch
+    batch.push(2); // magic
+    batch.extend(0_u32.to_be_bytes()); // checksum, which nothing checks here
+    batch.extend(0x30_i16.to_be_bytes()); // a control record of a transaction
+    batch.extend(0_i32.to_be_bytes()); // last offset delta
+    batch.extend([1_790_000_000_000_i64; 2].map(i64::to_be_bytes).concat());
+    batch.extend(1_i64.to_be_bytes()); // producer
+    batch.extend(0_i16.to_be_bytes());
+    batch.extend((-1_i32).to_be_bytes()); // sequence
+    batch.extend(1_i32.to_be_bytes()); // records
+    batch.extend(record);
+    let length = |text: &str| i16::try_from(text.len()).unwrap().to_be_bytes();
+    let mut request = Vec::new();
+    request.extend([0_i16, 3].map(i16::to_be_bytes).concat()); // Produce, version 3
+    request.extend(1_i32.to_be_bytes());
+    request.extend(length("test"));
+    request.extend(b"test");
+    request.extend([-1_i16, -1].map(i16::to_be_bytes).concat()); // no transaction, all replicas
+    request.extend([10_000_i32, 1].map(i32::to_be_bytes).concat());
+    request.extend(length(&cluster.topic));
+    request.extend(cluster.topic.as_bytes());
+    let size = i32::try_from(batch.len()).unwrap();
+    request.extend([1, partition, size].map(i32::to_be_bytes).concat());
+    request.extend(batch);
+    let mut broker = TcpStream::connect(cluster.bootstrap()).await.unwrap();
+    let size = i32::try_from(request.len()).unwrap().to_be_bytes();
+    broker.write_all(&[&size[..], &request].concat()).await.unwrap();
+    let answer = timeout(LIMIT, broker.read_i32()).await.expect("an answer").unwrap();
+    assert!(answer > 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_committed_offset_reaches_the_end_of_a_log_that_ends_with_control_records() {
     let cluster = Cluster::start();
     // A new group whose log has nothing else.
-    cluster.append_control_record(1).await;
+    append_control_record(&cluster, 1).await;
     let retention = Duration::from_secs(3600);
     let source = cluster.started(cluster.source().retention(retention)).await;
     cluster.until(1, |it| it.offset == Some(1)).await;
     cluster.publish(0, ["r-0", "r-1"].map(str::to_owned)).await;
     let mut received = receive(&source, 2).await;
     for _ in 0..2 {
-        cluster.append_control_record(0).await;
+        append_control_record(&cluster, 0).await;
     }
     let last = received.pop().unwrap();
     received[0].acknowledge().await.unwrap();
@@ -179,7 +218,7 @@ async fn the_committed_offset_reaches_the_end_of_a_log_that_ends_with_control_re
     assert_eq!(cluster.positions()[0].offset, Some(4));
     source.close().await;
     assert!(cluster.positions()[0].metadata.starts_with("hapax1 clean "));
-    cluster.append_control_record(0).await;
+    append_control_record(&cluster, 0).await;
     let source = cluster.started(cluster.source()).await;
     cluster.until_finished().await;
     cluster.publish(0, ["r-2".to_owned()]).await;
@@ -201,71 +240,24 @@ async fn a_new_group_whose_first_record_is_older_than_the_retention_ends_and_com
     let hour = Duration::from_secs(3600);
     // Each poll commits.
     let refused = cluster.source().retention(hour).commit_every(Duration::from_millis(1));
-    let source = cluster.started(refused.clone()).await;
-    let error = timeout(LIMIT, source.until_records_are_too_old()).await.expect("it is refused");
-    let expected =
-        "the partition 0 of orders: expected records within the retention of ids (3600 s)";
-    assert!(error.starts_with(expected) && error.contains("one of up to 3"), "{error}");
-    let received = source.receive(MANY).await.map(|it| it.len());
-    assert!(received.unwrap_err().to_string().contains(&error));
-    source.close().await;
-    assert_eq!(cluster.positions()[0].offset, None, "it is still new");
+    for _ in 0..2 {
+        let source = cluster.started(refused.clone()).await;
+        let error =
+            timeout(LIMIT, source.until_records_are_too_old()).await.expect("it is refused");
+        let expected =
+            "the partition 0 of orders: expected records within the retention of ids (3600 s)";
+        assert!(error.starts_with(expected) && error.contains("one of up to 3"), "{error}");
+        let received = source.receive(MANY).await.map(|it| it.len());
+        assert!(received.unwrap_err().to_string().contains(&error));
+        source.close().await;
+        assert_eq!(cluster.positions()[0].offset, None, "it is still new");
+    }
     // A group with a commit is not new, and a longer retention has them all.
     let source = cluster.started(cluster.source().retention(hour * 4)).await;
     assert_eq!(receive(&source, 3).await.len(), 3);
     source.close().await;
     let source = cluster.started(refused).await;
     assert_eq!(handle(&source, 3).await.len(), 3);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn in_a_group_that_has_handled_records_only_a_partition_with_older_ones_is_stopped() {
-    let cluster = Cluster::start();
-    let producer = producer(&cluster, ("linger.ms", "0"));
-    let hour = Duration::from_secs(3600);
-    // The group has no commit of partition 1, as if it had been added.
-    cluster.publish(0, ["r-0".to_owned()]).await;
-    cluster.commit(0, 1, "");
-    let record = FutureRecord::to(&cluster.topic).partition(1).timestamp(1_000);
-    publish(&producer, record.payload(&b"old"[..])).await;
-    let source = cluster.started(cluster.source().retention(hour)).await;
-    cluster.publish(0, ["r-1".to_owned()]).await;
-    assert_eq!(handle(&source, 1).await, ["r-1"]);
-    cluster.until(0, |it| it.offset == Some(2)).await;
-    let stopped = async {
-        while source.stopped_partitions().is_empty() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(LIMIT, stopped).await.expect("it is stopped");
-    let stopped = source.stopped_partitions();
-    assert_eq!((stopped.len(), stopped[0].partition), (1, 1));
-    let cause = &stopped[0].cause;
-    assert!(cause.contains("found the record 0 of 1970-") && cause.contains("reset"), "{cause}");
-    assert_eq!(cluster.positions()[1].offset, None, "nothing of it is committed");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_batch_with_a_wrong_checksum_stops_its_partition_and_is_not_passed() {
-    let cluster = Cluster::start();
-    let source = cluster.started(cluster.source_with(("check.crcs", "true"))).await;
-    cluster.publish(0, ["r-0".to_owned()]).await;
-    assert_eq!(handle(&source, 1).await, ["r-0"]);
-    // It has no checksum.
-    cluster.append_control_record(0).await;
-    cluster.publish(0, ["r-1".to_owned()]).await;
-    let stopped = async {
-        while source.stopped_partitions().is_empty() {
-            if let Ok(received) = source.receive(MANY).await {
-                panic!("{received:?} after the batch are received");
-            }
-        }
-    };
-    timeout(LIMIT, stopped).await.expect("it is stopped");
-    let cause = source.stopped_partitions().remove(0).cause;
-    assert!(cause.contains("from the offset 1 on"), "{cause}");
-    source.close().await;
-    assert!(cluster.positions()[0].offset.is_none_or(|offset| offset <= 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -323,16 +315,11 @@ async fn properties_with_which_no_client_can_be_created_are_an_error_of_the_prop
         (vec![("sasl.mechanism", "GSSAPI"), ("security.protocol", "sasl_plaintext")], true),
         (vec![("session.timeout.ms", "3000"), ("max.poll.interval.ms", "2000")], true),
         (vec![("statistics.interval.ms", "-1")], false),
-        #[cfg(feature = "tls")]
-        (vec![("security.protocol", "ssl"), ("ssl.ca.location", "/missing")], false),
-        #[cfg(feature = "tls")]
-        (vec![("security.protocol", "ssl"), ("ssl.keystore.location", "/missing")], false),
     ] {
         let servers = [("bootstrap.servers", "127.0.0.1:1")];
         let properties: Vec<_> = servers.into_iter().chain(properties).collect();
         let builder = KafkaSource::builder(properties.clone(), ["orders"], "g");
-        let builder = builder.drain_for(Duration::ZERO).request_timeout(Duration::from_millis(100));
-        let error = builder.start().await.unwrap_err();
+        let error = builder.drain_for(Duration::ZERO).start().await.unwrap_err();
         let found = matches!(error, KafkaStartError::Properties { .. });
         assert_eq!(found, expected, "{properties:?}: {error}");
     }

@@ -25,8 +25,8 @@ pub(super) struct Results {
     /// Those behind them, with their order keys, which are these, each of a consumer.
     left_out: usize,
     failed_keys: HashSet<(String, String)>,
-    /// Order keys since the last one whose message was handled, or was parked again.
-    unhandled: u32,
+    /// Order keys since the last one whose message was handled.
+    pub(super) unhandled: u32,
 }
 
 /// Reason for which a dead letter was not redriven.
@@ -83,13 +83,6 @@ impl Results {
         self.first.get_or_insert(error);
         self.failed_keys.extend(order_key(dead_letter));
         Ok(())
-    }
-
-    /// Notes whether a consumer has handled a message, or has parked it again.
-    pub(super) fn note_wait(&mut self, waited: &Result<(), NotRedriven>) {
-        if matches!(waited, Ok(()) | Err(NotRedriven::Failed(_))) {
-            self.unhandled = 0;
-        }
     }
 
     /// Returns whether an older dead letter with the order key of this one has failed, and counts this one then.
@@ -154,24 +147,4 @@ fn not_redriven(waiting: usize, is_file: bool) -> CliError {
         "expected the oldest dead letter of each order key, found {waiting} behind older ones, which were \
          not redriven: {then}"
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_that_is_parked_again_shows_that_the_consumer_runs() {
-        let failed = || CliError::no("parked again");
-        for (waited, unhandled) in [
-            (Ok(()), 0),
-            (Err(NotRedriven::Failed(failed())), 0),
-            (Err(NotRedriven::Unhandled(failed())), 2),
-            (Err(NotRedriven::All(failed())), 2),
-        ] {
-            let mut results = Results { unhandled: 2, ..Results::default() };
-            results.note_wait(&waited);
-            assert_eq!(results.unhandled, unhandled);
-        }
-    }
 }

@@ -35,15 +35,22 @@ async fn i41_12_a_process_of_a_consumer_with_other_ids_order_or_namespace_is_ref
         assert!(line.contains(&format!(", found {ours}: ")), "{line}");
         assert!(line.contains(&format!("process {}", process.id().as_raw_nonzero())), "{line}");
     }
-    // The same settings in other words.
+    // The same settings in other words, and another consumer.
     let words = ["--id", "header:Message-Id", "--id", "cloudevents"];
     let flags: Vec<_> = consume.flags.iter().map(String::as_str).chain(words).collect();
     let same = blocking(|| ConsumeProcess::start(&flags));
+    let mut flags: Vec<_> = consume.flags.iter().map(String::as_str).collect();
+    let name = flags.iter().position(|flag| *flag == "invoices").unwrap();
+    flags[name] = "mails";
+    flags.extend(["--id", "position"]);
+    let other = blocking(|| ConsumeProcess::start(&flags));
     // A deliberate change, once all processes have ended.
     for process in [process, same] {
         blocking(|| process.end());
     }
-    let flags: Vec<_> = consume.flags.iter().map(String::as_str).collect();
-    let changed = blocking(|| ConsumeProcess::start(&[&flags[..], &["--id", "position"]].concat()));
-    blocking(|| changed.end());
+    flags[name] = "invoices";
+    let changed = blocking(|| ConsumeProcess::start(&flags));
+    for process in [changed, other] {
+        blocking(|| process.end());
+    }
 }
