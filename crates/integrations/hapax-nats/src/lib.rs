@@ -53,7 +53,7 @@
 //! # Example
 //! ```no_run
 //! # use std::sync::Arc;
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! use hapax_nats::{NatsConnector, NatsSink, NatsSource};
 //! let connector = NatsConnector::new("nats://127.0.0.1:4222");
 //! let context = connector.connect().await?;
