@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::Subject;
+use async_nats::datetime::DateTime;
 use async_nats::jetstream::consumer::PullConsumer;
 use async_nats::jetstream::{AckKind, Context};
 use futures_util::FutureExt as _;
@@ -15,6 +16,7 @@ use hapax_messages::SourceError;
 use tokio::time::{sleep, timeout};
 
 use crate::connector::NatsConnector;
+use crate::source;
 
 /// Time for the server to answer a request.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,24 +40,39 @@ pub(crate) fn no_reply_text(within: Duration) -> String {
 pub(crate) struct Connected {
     pub(crate) context: Context,
     pub(crate) consumer: PullConsumer,
+    /// Time at which the stream was created.
+    created: DateTime,
     /// Connections of the client before this value was created.
     connects: u64,
 }
 
 impl Connected {
-    pub(crate) fn new(context: Context, consumer: PullConsumer) -> Self {
+    pub(crate) fn new(context: Context, consumer: PullConsumer, created: DateTime) -> Self {
         let connects = connects(&context);
-        Self { context, consumer, connects }
+        Self { context, consumer, created, connects }
     }
 
-    async fn open(
+    /// Connects again, to the same stream and a consumer that a source may have.
+    async fn open_again(
+        &self,
         connector: &NatsConnector,
-        stream: &str,
-        consumer: &str,
+        is_ordered: bool,
     ) -> Result<Self, async_nats::Error> {
-        let context = connector.connect().await?;
-        let consumer = context.get_stream_no_info(stream).await?.get_consumer(consumer).await?;
-        Ok(Self::new(context, consumer))
+        let info = self.consumer.cached_info();
+        let (name, context) = (&*info.stream_name, connector.connect().await?);
+        let stream = context.get_stream(name).await?;
+        let (created, expected) = (stream.cached_info().created, self.created);
+        if created != expected {
+            return Err(format!(
+                "expected the stream {name} that was created at {expected}, found another one, created at {created}: \
+                 give the connector the domain of the context, or start the process again if the stream was created \
+                 again"
+            )
+            .into());
+        }
+        let consumer: PullConsumer = stream.get_consumer(&info.name).await?;
+        source::check(&info.name, &consumer.cached_info().config, is_ordered)?;
+        Ok(Self::new(context, consumer, created))
     }
 
     /// Returns how often the connection has ended and was opened again.
@@ -76,6 +93,8 @@ fn connects(context: &Context) -> u64 {
 /// The connection of a source.
 pub(crate) struct Link {
     connector: Option<NatsConnector>,
+    /// Whether messages have order keys.
+    is_ordered: bool,
     state: Mutex<LinkState>,
 }
 
@@ -86,9 +105,13 @@ struct LinkState {
 }
 
 impl Link {
-    pub(crate) fn new(connected: Connected, connector: Option<NatsConnector>) -> Self {
+    pub(crate) fn new(
+        connected: Connected,
+        connector: Option<NatsConnector>,
+        is_ordered: bool,
+    ) -> Self {
         let state = LinkState { current: Arc::new(connected), earlier_ends: 0 };
-        Self { connector, state: Mutex::new(state) }
+        Self { connector, is_ordered, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, LinkState> {
@@ -125,8 +148,7 @@ impl Link {
                  build the source with `NatsSourceBuilder::connector`, or start the process again",
             ));
         };
-        let info = current.consumer.cached_info();
-        let opening = Connected::open(connector, &info.stream_name, &info.name);
+        let opening = current.open_again(connector, self.is_ordered);
         let opened = timeout(TIMEOUT * 2, opening).await.map_err(|_| no_reply(TIMEOUT * 2))?;
         let opened = Arc::new(opened.map_err(SourceError::new)?);
         let mut state = self.state();

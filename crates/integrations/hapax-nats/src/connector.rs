@@ -66,6 +66,7 @@ pub struct NatsConnector {
     url: String,
     options: ConnectOptions,
     has_credentials: bool,
+    domain: Option<String>,
 }
 
 impl fmt::Debug for NatsConnector {
@@ -78,7 +79,8 @@ impl NatsConnector {
     /// Creates a connector of `nats://HOST`, or of `tls://HOST`, which requires TLS. A URL may have a user and
     /// its password, or a token: `nats://TOKEN@HOST`.
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), options: ConnectOptions::new(), has_credentials: false }
+        let (url, options) = (url.into(), ConnectOptions::new());
+        Self { url, options, has_credentials: false, domain: None }
     }
 
     /// Sets the credentials, instead of those of the URL.
@@ -113,19 +115,33 @@ impl NatsConnector {
         self
     }
 
+    /// Sets the domain of JetStream, whose requests begin with `$JS.DOMAIN.API` instead of `$JS.API`.
+    pub fn domain(mut self, domain: impl Into<String>) -> Self {
+        self.domain = Some(domain.into());
+        self
+    }
+
     /// Connects to the server. The client reconnects after the connection was lost.
     ///
     /// # Errors
     /// The error of the client, which does not repeat the URL.
     pub async fn connect(&self) -> Result<JetStream, async_nats::Error> {
         let address: ServerAddr = self.url.parse()?;
-        let mut options = self.options.clone();
+        // The client connects to the servers of a cluster too, whose URLs it has from a server, by its options alone.
+        let mut options = match address.tls_required() {
+            true => self.options.clone().require_tls(true),
+            false => self.options.clone(),
+        };
         if let Some(credentials) = NatsCredentials::of_url(&address)
             && !self.has_credentials
         {
             options = with(options, credentials)?;
         }
-        Ok(async_nats::jetstream::new(options.connect(address).await?))
+        let client = options.connect(address).await?;
+        Ok(match &self.domain {
+            Some(domain) => async_nats::jetstream::with_domain(client, domain),
+            None => async_nats::jetstream::new(client),
+        })
     }
 }
 
@@ -145,7 +161,87 @@ fn with(
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    use std::net::{SocketAddr, TcpListener};
+    use std::sync::Arc;
+
+    use async_nats::rustls::crypto::ring;
+    use async_nats::rustls::pki_types::PrivatePkcs8KeyDer;
+    use async_nats::rustls::{ServerConfig, ServerConnection, StreamOwned};
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+    use tokio::task::spawn_blocking;
+
     use super::*;
+
+    /// Returns the roots in PEM, and a server's side of TLS with a certificate for 127.0.0.1.
+    fn server_side() -> (String, Arc<ServerConfig>) {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, "an authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key.into())
+            .unwrap();
+        (authority.pem(), Arc::new(config))
+    }
+
+    /// Accepts one client of a server with TLS that names another server, and then ends.
+    fn accept_once(listener: TcpListener, config: Arc<ServerConfig>, other: SocketAddr) {
+        let (mut stream, _) = listener.accept().unwrap();
+        drop(listener);
+        let info = format!(
+            "INFO {{\"version\":\"2.9.10\",\"max_payload\":1048576,\"headers\":true,\"tls_required\":true,\
+             \"connect_urls\":[\"{other}\"]}}\r\n"
+        );
+        stream.write_all(info.as_bytes()).unwrap();
+        let tls = ServerConnection::new(config).unwrap();
+        let mut lines = BufReader::new(StreamOwned::new(tls, stream));
+        let mut line = String::new();
+        while !line.starts_with("PING") {
+            line.clear();
+            assert_ne!(lines.read_line(&mut line).unwrap(), 0, "the client has ended");
+        }
+        lines.get_mut().write_all(b"PONG\r\n").unwrap();
+        lines.get_mut().flush().unwrap();
+    }
+
+    /// Accepts a client of a server without TLS. Returns the first byte that it sends.
+    fn first_byte(listener: &TcpListener) -> u8 {
+        let (mut stream, _) = listener.accept().unwrap();
+        let info = b"INFO {\"version\":\"2.9.10\",\"max_payload\":1048576,\"headers\":true}\r\n";
+        stream.write_all(info).unwrap();
+        let mut first = [0];
+        stream.read_exact(&mut first).unwrap();
+        first[0]
+    }
+
+    #[tokio::test]
+    async fn a_server_that_the_cluster_names_gets_no_credentials_without_tls() {
+        let folder = tempfile::tempdir().unwrap();
+        let (roots, config) = server_side();
+        let file = folder.path().join("roots.pem");
+        std::fs::write(&file, roots).unwrap();
+        let bind = || TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let (listener, plain) = (bind(), bind());
+        let url = format!("tls://user:password@{}", listener.local_addr().unwrap());
+        let other = plain.local_addr().unwrap();
+        let serving = spawn_blocking(move || accept_once(listener, config, other));
+        let first = spawn_blocking(move || first_byte(&plain));
+        // The file takes the place of the system's certificates, which do not require TLS of other servers.
+        let options = ConnectOptions::new().add_root_certificates(file);
+        let connector = NatsConnector { options, ..NatsConnector::new(url) };
+        let _client = connector.connect().await.unwrap();
+        serving.await.unwrap();
+        // A handshake begins with 22, and `CONNECT` with a letter.
+        assert_eq!(first.await.unwrap(), 22);
+    }
 
     #[test]
     fn credentials_are_not_shown() {

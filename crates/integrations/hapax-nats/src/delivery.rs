@@ -96,7 +96,9 @@ impl NatsDelivery {
     ) -> Result<Self, SourceError> {
         let info = message.info().map_err(SourceError::new)?;
         let (is_redelivery, sequence) = (info.delivered > 1, info.stream_sequence);
-        shared.inspection.received(sequence);
+        let id = StoredId { sequence, stored_at: info.published };
+        let subject = headers::unreadable_subject(&message.subject, message.headers.is_some());
+        shared.inspection.received(id, subject.is_some());
         let mut headers = Vec::new();
         for (name, values) in message.headers.iter().flat_map(|headers| headers.iter()) {
             for value in values {

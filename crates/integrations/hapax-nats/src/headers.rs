@@ -13,6 +13,8 @@ const UNREADABLE_HEADER: &str = "unreadable-header";
 
 const NOT_UTF8: &str = "a line of the headers that is not UTF-8";
 
+const NO_COLON: &str = "a line of the headers without a colon";
+
 /// Headers of a stored message.
 #[derive(Debug, Default)]
 pub(crate) struct StoredHeaders {
@@ -77,15 +79,20 @@ fn check_version(line: &[u8]) -> Result<(), &'static str> {
 }
 
 /// Returns the header of a line and its continuations.
+///
+/// As the client does, it looks for the colon in the line alone, and removes white space from the start of the line's
+/// value and from the end of the whole one: a carriage return at the start of a continuation stays.
 fn header(parts: &[&[u8]]) -> Result<(String, Bytes), &'static str> {
     let parts: Result<Vec<_>, _> = parts.iter().map(|part| from_utf8(part)).collect();
-    let line = parts.map_err(|_| NOT_UTF8)?.concat();
-    let (name, value) = line.split_once(':').ok_or("a line of the headers without a colon")?;
+    let parts = parts.map_err(|_| NOT_UTF8)?;
+    let (line, continuations) = parts.split_first().ok_or(NO_COLON)?;
+    let (name, value) = line.split_once(':').ok_or(NO_COLON)?;
     let name: HeaderName = name.parse().map_err(
         |_| "a name of a header with a space, a control character or one outside of ASCII",
     )?;
+    let value = [value.trim_start(), &continuations.concat()].concat();
     let value: HeaderValue =
-        value.trim().parse().map_err(|_| "a value of a header with a carriage return")?;
+        value.trim_end().parse().map_err(|_| "a value of a header with a carriage return")?;
     Ok((name.to_string(), Bytes::copy_from_slice(value.as_str().as_bytes())))
 }
 
@@ -118,7 +125,82 @@ fn encoded(line: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// Reads headers as async-nats 0.51 does, in `Connection::try_read_op`. `None` where that ends the connection, or
+    /// panics.
+    fn read_as_the_client(block: &[u8]) -> Option<Vec<(String, String)>> {
+        let mut lines = from_utf8(block).ok()?.lines().peekable();
+        let status = lines.next()?.strip_prefix("NATS/1.0").map(str::trim)?;
+        let status = status.split_once(' ').map_or(status, |(status, _)| status.trim());
+        if !status.is_empty() {
+            status.parse::<StatusCode>().ok()?;
+        }
+        let mut headers = Vec::new();
+        while let Some(line) = lines.next() {
+            if line.is_empty() {
+                continue;
+            }
+            let (name, value) = line.split_once(':')?;
+            let name = name.parse::<HeaderName>().ok()?;
+            let mut value = value.trim_start().to_owned();
+            while let Some(part) = lines.next_if(|line| line.starts_with(char::is_whitespace)) {
+                value.push_str(part);
+            }
+            value.truncate(value.trim_end().len());
+            let value = value.parse::<HeaderValue>().ok()?;
+            headers.push((name.to_string(), value.as_str().to_owned()));
+        }
+        Some(headers)
+    }
+
+    /// Returns blocks of headers, most of which the client can read in part.
+    fn blocks() -> impl Strategy<Value = Vec<u8>> {
+        let part = prop_oneof![
+            4 => Just(&b"\r\n"[..]),
+            2 => Just(&b"name:"[..]),
+            2 => Just(&b"\r\nname: a"[..]),
+            1 => prop::sample::select(vec![
+                &b"\r"[..], b"\n", b":", b" ", b"\t", b"a", b"\xfc", b"\xc2\xa0", b"\xe2\x80\xa8", b"\xc3\xbc", b"\0",
+                b"503", b"NATS/1.0",
+            ]),
+        ];
+        let version = prop_oneof![9 => Just(&b"NATS/1.0"[..]), 1 => Just(&b""[..])];
+        let parts = prop::collection::vec(part, 0..12);
+        (version, parts).prop_map(|(version, parts)| [version, &parts.concat()].concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+
+        #[test]
+        fn headers_are_readable_where_the_client_reads_them(block in blocks()) {
+            let stored = read(&block);
+            match read_as_the_client(&block) {
+                None => prop_assert!(stored.unreadable.is_some()),
+                Some(expected) => {
+                    prop_assert_eq!(stored.unreadable, None);
+                    let found = stored.headers.into_iter();
+                    let found: Vec<_> = found
+                        .map(|(name, value)| (name, String::from_utf8(value.to_vec()).unwrap()))
+                        .collect();
+                    prop_assert_eq!(found, expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_continuation_keeps_its_carriage_return_and_has_no_colon_for_its_line() {
+        for wrong in [&b"name:\r\n\rb\r\n\r\n"[..], b"name\r\n :b\r\n\r\n"] {
+            let block = [b"NATS/1.0\r\n", wrong].concat();
+            assert!(read(&block).unreadable.is_some(), "{}", encoded(wrong));
+        }
+        let folded = read(b"NATS/1.0\r\nname:\r\n b\r\n\r\n");
+        assert_eq!(folded.headers, [("name".to_owned(), Bytes::from(" b"))]);
+    }
 
     #[test]
     fn lines_that_the_client_cannot_read_are_kept_percent_encoded_beside_the_others() {

@@ -10,39 +10,42 @@
 //! 2. A search finds messages that were terminated before, while an earlier one is not acknowledged: nothing says that the
 //!    server has their acknowledgements. One that this process has terminated is terminated again, and not delivered. For
 //!    one of another process the record, or the dead letter, is the same.
-//! 3. A future that is dropped loses nothing: what was found is in the state, and the search goes on with the next call.
+//! 3. A search reads for a short time, and then the source receives again: other messages do not wait for the end of a
+//!    search of many.
+//! 4. A future that is dropped loses nothing: what was found is in the state, and the search goes on with the next call.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::AckKind;
-use async_nats::jetstream::consumer::{Config, Info};
+use async_nats::jetstream::consumer::Info;
+use async_nats::jetstream::stream::RawMessage;
 use futures_util::{StreamExt as _, stream};
 use hapax_messages::{Delivery, SourceError};
 use tokio::time::{Instant, timeout};
 
+use self::state::{Progress, State, Unread};
 use crate::connection::{Connected, TIMEOUT, no_reply};
 use crate::delivery::{Found, NatsDelivery, StoredId};
 use crate::source::Shared;
 use crate::stored;
 
-/// Messages that are read at a time.
+mod state;
+
+/// Messages that are read at a time, at most.
 const AT_A_TIME: usize = 16;
 
-/// Messages that are read before the source receives again.
-const MOST: u64 = 4096;
+/// Bytes of messages that are read at a time, at most, unless a single one may have more.
+const AT_A_TIME_BYTES: usize = 16 << 20;
 
-/// Messages whose termination is known. An earlier one may be delivered again, and parked again under the same id.
-const MOST_KNOWN: usize = 1 << 16;
+/// Requests that are begun before the source receives again, at most.
+const MOST: usize = 256;
 
-/// Consecutive ends without a known cause from which on the connection is reported.
-const OFTEN: u64 = 3;
-
-/// Time between two reports.
-const REPORT_EVERY: Duration = Duration::from_secs(60);
+/// Time for which requests are begun before the source receives again.
+const ROUND: Duration = Duration::from_millis(250);
 
 /// State of the search.
 pub(crate) struct Inspection {
@@ -52,48 +55,23 @@ pub(crate) struct Inspection {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
-struct State {
-    /// Ends that were noted.
-    ends: u64,
-    /// Consecutive ones without a known cause.
-    unexplained: u64,
-    ended_at: Option<Instant>,
-    reported_at: Option<Instant>,
-    /// Whether the range is to be set.
-    is_due: bool,
-    /// First and last sequence to read.
-    range: Option<(u64, u64)>,
-    /// Subjects of the consumer; none for all.
-    subjects: Vec<String>,
-    /// First and last sequence of the unacknowledged messages, for reports.
-    unacknowledged: (u64, u64),
-    /// Last sequence of a message that was received or read.
-    newest: u64,
-    /// Messages that were found, until all before them are acknowledged.
-    known: BTreeMap<u64, Known>,
-    /// Those to deliver. They have no part of the source, which would never end.
-    found: VecDeque<Found>,
-    /// Number of messages that were found.
-    unreadable: u64,
+/// A request for a message.
+#[derive(Clone, Copy)]
+enum Target {
+    /// The message of this sequence, which is before the range.
+    Single(u64),
+    /// The first message from this sequence on.
+    Next(u64),
 }
 
-/// A message that was found.
-struct Known {
-    id: StoredId,
-    /// Its delivery; `None` if it is terminated.
-    delivery: Option<Weak<()>>,
-}
-
-impl Known {
-    const fn is_terminated(&self) -> bool {
-        self.delivery.is_none()
-    }
-
-    /// Returns whether its delivery was dropped without an acknowledgement.
-    fn is_dropped(&self) -> bool {
-        self.delivery.as_ref().is_some_and(|delivery| delivery.strong_count() == 0)
-    }
+/// The answer to a request for the first message from a sequence on.
+struct Answer {
+    /// The sequence.
+    from: u64,
+    /// The message.
+    message: Option<RawMessage>,
+    /// Last sequence from `from` on that has none but this message.
+    until: u64,
 }
 
 impl Inspection {
@@ -107,10 +85,9 @@ impl Inspection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a message that was received.
-    pub(crate) fn received(&self, sequence: u64) {
-        let mut state = self.state();
-        state.newest = state.newest.max(sequence);
+    /// Notes a message that was received. It is doubtful if its subject looks as if the client could not read it.
+    pub(crate) fn received(&self, id: StoredId, is_doubtful: bool) {
+        self.state().received(id, is_doubtful);
     }
 
     /// Notes a message that was terminated.
@@ -125,14 +102,12 @@ impl Inspection {
 
     /// Returns whether the connection ends again and again without a known cause.
     pub(crate) fn ends_often(&self) -> bool {
-        let state = self.state();
-        let is_recent = state.ended_at.is_some_and(|at| at.elapsed() <= self.calm);
-        is_recent && state.unexplained >= OFTEN
+        self.state().ends_often(self.calm)
     }
 
     /// Returns whether there are messages left to read.
     pub(crate) fn is_unfinished(&self) -> bool {
-        self.state().range.is_some()
+        self.state().is_unfinished()
     }
 
     /// Returns messages that the client cannot parse, after an end of the connection.
@@ -147,10 +122,8 @@ impl Inspection {
         if self.state().is_due {
             match info(connected).await {
                 Ok(info) => {
-                    let is_over = self.state().begin(&info);
-                    if is_over {
-                        self.conclude(connected, None);
-                    }
+                    self.state().begin(Progress::of(&info));
+                    self.conclude_if_over(connected);
                 }
                 Err(error) => tracing::debug!(%error, "the state of the consumer was not read"),
             }
@@ -164,38 +137,78 @@ impl Inspection {
             .collect()
     }
 
-    /// Reads messages of the range, until there are `max` to deliver.
+    /// Reads messages for a short time, or until there are `max` to deliver.
     async fn read(&self, shared: &Shared, connected: &Connected, max: usize) {
-        let Some((first, last)) = self.state().range else { return };
-        let info = connected.consumer.cached_info();
-        let names = (&*info.stream_name, &*info.name);
-        let until = last.min(first.saturating_add(MOST - 1));
-        let reading = stream::iter(first..=until).map(|sequence| async move {
-            (sequence, stored::read(&connected.context, names.0, sequence).await)
+        let Some(Unread { again, range, subjects }) = self.state().unread() else { return };
+        let (first, last) = range.unwrap_or((1, 0));
+        let stream = &*connected.consumer.cached_info().stream_name;
+        let client = connected.context.client();
+        let knows_subjects = client.is_server_compatible(2, 9, 0);
+        let subjects: &[String] = if knows_subjects { &subjects } else { &[] };
+        // An answer may be that for later sequences, too, which are left out then.
+        let next = &AtomicU64::new(first);
+        let following = std::iter::from_fn(|| {
+            let sequence = next.fetch_add(1, Ordering::Relaxed);
+            (sequence <= last).then_some(Target::Next(sequence))
         });
-        let mut reading = pin!(reading.buffered(AT_A_TIME));
+        let (began_at, mut begun) = (Instant::now(), 0);
+        let targets = again.into_iter().map(Target::Single).chain(following);
+        // The first one always, so that a slow server does not end the search.
+        let targets = targets.take_while(|_| {
+            begun += 1;
+            begun == 1 || begun <= MOST && began_at.elapsed() < ROUND
+        });
+        let reading = stream::iter(targets).map(|target| async move {
+            (target, request(connected, stream, target, subjects, last).await)
+        });
+        let mut reading = pin!(reading.buffered(at_a_time(client.server_info().max_payload)));
         while self.state().found.len() < max
-            && let Some((sequence, read)) = reading.next().await
+            && let Some((target, read)) = reading.next().await
         {
-            let found = read.and_then(|raw| {
-                let raw = raw.filter(|raw| self.state().receives(&raw.subject));
-                let found = raw.map(|raw| Found::of(&raw, names, &shared.order_key));
-                Ok(found.transpose()?.flatten())
-            });
-            match found {
-                Ok(None) => {}
-                Ok(Some(found)) => self.note(shared, names, found).await,
-                Err(error) => {
-                    self.state().range = None;
-                    self.conclude(connected, Some(&error));
-                    return;
+            let read = match read {
+                Ok(answer) => {
+                    next.fetch_max(answer.until.saturating_add(1), Ordering::Relaxed);
+                    self.take(shared, connected, target, answer).await
                 }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = read {
+                self.conclude(connected, Some(&error));
+                return;
             }
-            let is_over = self.state().passed(sequence);
-            if is_over {
-                self.conclude(connected, None);
+            if self.conclude_if_over(connected) {
+                return;
             }
         }
+    }
+
+    /// Takes the answer to a request, unless it is known.
+    async fn take(
+        &self,
+        shared: &Shared,
+        connected: &Connected,
+        target: Target,
+        Answer { from, message, until }: Answer,
+    ) -> Result<(), async_nats::Error> {
+        let info = connected.consumer.cached_info();
+        let names = (&*info.stream_name, &*info.name);
+        let at = message.as_ref().map_or(until.saturating_add(1), |message| message.sequence);
+        self.state().absent(from, at);
+        if let Some(message) = message
+            && self.state().is_unread(message.sequence)
+        {
+            let id = StoredId { sequence: message.sequence, stored_at: message.time };
+            self.state().present(id);
+            let is_other = !self.state().receives(&message.subject) || self.state().is_readable(id);
+            if !is_other && let Some(found) = Found::of(&message, names, &shared.order_key)? {
+                self.note(shared, names, found).await;
+            }
+        }
+        match target {
+            Target::Single(sequence) => self.state().passed_again(sequence),
+            Target::Next(_) => self.state().passed(until),
+        }
+        Ok(())
     }
 
     /// Keeps a message that was found from being delivered by the server, which would end the connection.
@@ -220,17 +233,21 @@ impl Inspection {
         }
     }
 
+    /// Ends a search that has read everything. Returns whether it has.
+    fn conclude_if_over(&self, connected: &Connected) -> bool {
+        let is_over = !self.state().is_unfinished();
+        if is_over {
+            self.conclude(connected, None);
+        }
+        is_over
+    }
+
     /// Ends a search: reports the connection if its ends have no known cause.
     fn conclude(&self, connected: &Connected, error: Option<&async_nats::Error>) {
         let mut state = self.state();
-        if state.known.values().any(|known| !known.is_terminated()) {
-            state.unexplained = 0;
-        }
-        let is_recent = state.reported_at.is_some_and(|at| at.elapsed() < REPORT_EVERY);
-        if state.unexplained < OFTEN || is_recent {
+        if !state.conclude(error.is_some()) {
             return;
         }
-        state.reported_at = Some(Instant::now());
         let (first, last) = state.unacknowledged;
         let info = connected.consumer.cached_info();
         tracing::error!(
@@ -241,7 +258,8 @@ impl Inspection {
             ends = state.unexplained,
             error = error.map(tracing::field::display),
             "the connection to the NATS server ends again and again, and no unacknowledged message was found that the client \
-             cannot read: check the server's log, and that the user may publish to $JS.API.STREAM.MSG.GET of the stream"
+             cannot read: check the server's log, that the user may publish to $JS.API.STREAM.MSG.GET of the stream, and that \
+             the subjects of the consumer were not changed while it had messages of others"
         );
     }
 }
@@ -251,100 +269,33 @@ async fn info(connected: &Connected) -> Result<Info, SourceError> {
     info.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
 }
 
-impl State {
-    fn note_ends(&mut self, ends: u64, calm: Duration) {
-        if ends == self.ends {
-            return;
+/// Requests a message; of the range, whose last sequence this is, the first that has one of the subjects, if any are
+/// given.
+async fn request(
+    connected: &Connected,
+    stream: &str,
+    target: Target,
+    subjects: &[String],
+    last: u64,
+) -> Result<Answer, async_nats::Error> {
+    let context = &connected.context;
+    let (from, message) = match target {
+        Target::Next(from) if !subjects.is_empty() => {
+            let message = stored::read_next(context, stream, from, subjects).await?;
+            let message = message.filter(|message| message.sequence <= last);
+            let until = message.as_ref().map_or(last, |message| message.sequence);
+            return Ok(Answer { from, message, until });
         }
-        let now = Instant::now();
-        if self.ended_at.is_some_and(|at| now.duration_since(at) > calm) {
-            self.unexplained = 0;
+        Target::Single(from) | Target::Next(from) => {
+            (from, stored::read(context, stream, from).await?)
         }
-        self.unexplained += ends.saturating_sub(self.ends);
-        (self.ends, self.ended_at, self.is_due) = (ends, Some(now), true);
-    }
-
-    /// Sets the range to read. Returns whether it is empty.
-    fn begin(&mut self, info: &Info) -> bool {
-        let (floor, last) = (info.ack_floor.stream_sequence, info.delivered.stream_sequence);
-        self.is_due = false;
-        self.unacknowledged = (floor + 1, last);
-        self.subjects = subjects(&info.config);
-        self.known.retain(|sequence, _| *sequence > floor);
-        let newest = if self.unexplained > 1 { floor } else { self.newest.max(floor) };
-        let mut first = self.range.map_or(newest + 1, |(unread, _)| unread);
-        // One that was dropped without an acknowledgement.
-        let dropped = self.known.iter().find(|(_, known)| known.is_dropped());
-        if let Some((sequence, _)) = dropped {
-            first = first.min(*sequence);
-        }
-        self.range = (first <= last && info.num_ack_pending > 0).then_some((first, last));
-        self.range.is_none()
-    }
-
-    /// Returns whether the consumer receives messages of a subject.
-    fn receives(&self, subject: &str) -> bool {
-        self.subjects.is_empty() || self.subjects.iter().any(|filter| matches(filter, subject))
-    }
-
-    /// Adds a message that was found, unless it is in progress. Returns whether it was added.
-    fn add(&mut self, found: Found) -> bool {
-        let known = self.known.get(&found.id.sequence).filter(|known| known.id == found.id);
-        if known.is_some_and(|known| !known.is_dropped()) {
-            return false;
-        }
-        let delivery = Some(Arc::downgrade(&found.in_progress));
-        self.known.insert(found.id.sequence, Known { id: found.id, delivery });
-        self.found.push_back(found);
-        self.unreadable += 1;
-        self.unexplained = 0;
-        true
-    }
-
-    /// Returns whether this process has terminated a message.
-    fn is_terminated(&self, id: StoredId) -> bool {
-        self.known.get(&id.sequence).is_some_and(|known| known.id == id && known.is_terminated())
-    }
-
-    fn terminated(&mut self, id: StoredId) {
-        self.known.insert(id.sequence, Known { id, delivery: None });
-        if self.known.len() > MOST_KNOWN {
-            let oldest = self.known.iter().find(|(_, known)| known.is_terminated());
-            let oldest = oldest.map(|(sequence, _)| *sequence);
-            oldest.and_then(|sequence| self.known.remove(&sequence));
-        }
-    }
-
-    /// Notes a message that was read. Returns whether it was the last one.
-    fn passed(&mut self, sequence: u64) -> bool {
-        self.newest = self.newest.max(sequence);
-        let Some((first, last)) = &mut self.range else { return false };
-        *first = (*first).max(sequence + 1);
-        let is_last = sequence >= *last;
-        if is_last {
-            self.range = None;
-        }
-        is_last
-    }
+    };
+    Ok(Answer { from, message, until: from })
 }
 
-fn subjects(config: &Config) -> Vec<String> {
-    let one = Some(&config.filter_subject).filter(|subject| !subject.is_empty());
-    one.into_iter().chain(&config.filter_subjects).cloned().collect()
-}
-
-/// Returns whether a subject matches a filter, which may have wildcards.
-fn matches(filter: &str, subject: &str) -> bool {
-    let mut tokens = subject.split('.');
-    for expected in filter.split('.') {
-        match (expected, tokens.next()) {
-            (">", token) => return token.is_some(),
-            ("*", Some(_)) => {}
-            (expected, Some(token)) if expected == token => {}
-            _ => return false,
-        }
-    }
-    tokens.next().is_none()
+/// Returns the number of messages that are read at a time from a server with this largest size of a message.
+fn at_a_time(max_payload: usize) -> usize {
+    (AT_A_TIME_BYTES / max_payload.max(1)).clamp(1, AT_A_TIME)
 }
 
 #[cfg(test)]
@@ -352,35 +303,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subject_matches_by_tokens() {
-        for (filter, subject, expected) in [
-            ("orders.>", "orders.a.b", true),
-            ("orders.>", "orders", false),
-            ("orders.*", "orders.a", true),
-            ("orders.*", "orders.a.b", false),
-            ("orders.*.b", "orders.a.b", true),
-            ("orders.a", "orders.a", true),
-            ("orders.a", "orders.b", false),
-        ] {
-            assert_eq!(matches(filter, subject), expected, "{filter} {subject}");
+    fn fewer_large_messages_are_read_at_a_time() {
+        for (max_payload, expected) in [(0, 16), (1 << 20, 16), (4 << 20, 4), (64 << 20, 1)] {
+            assert_eq!(at_a_time(max_payload), expected);
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn three_ends_without_a_known_cause_are_often_until_there_was_none_for_a_time() {
-        let inspection = Inspection::new(Duration::from_secs(1));
-        let note = |ends| inspection.state().note_ends(ends, inspection.calm);
-        for ends in 1..=3 {
-            assert!(!inspection.ends_often());
-            note(ends);
-            tokio::time::advance(Duration::from_secs(20)).await;
-        }
-        assert!(inspection.ends_often());
-        tokio::time::advance(Duration::from_secs(20)).await;
-        assert!(!inspection.ends_often());
-        note(4);
-        assert!(!inspection.ends_often(), "the first one again");
-        let state = inspection.state();
-        assert_eq!((state.unexplained, state.is_due), (1, true));
     }
 }

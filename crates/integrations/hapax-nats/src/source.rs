@@ -157,7 +157,9 @@ pub struct NatsSourceBuilder {
 
 impl NatsSourceBuilder {
     /// Sets how to connect again after the client itself has ended, as async-nats 0.51 does at a header with a
-    /// carriage return. Without it the source only returns errors from then on.
+    /// carriage return. Without it the source only returns errors from then on. A context with a domain needs a connector
+    /// with the same one: the source rejects a stream that was created at another time, and a consumer that
+    /// [`start`](Self::start) would reject.
     pub fn connector(mut self, connector: NatsConnector) -> Self {
         self.connector = Some(connector);
         self
@@ -251,14 +253,20 @@ impl NatsSourceBuilder {
             limits = limits.with_order_keys();
         }
         let inspection = Inspection::new(config.ack_wait);
-        let link = Link::new(Connected::new(self.context, consumer), self.connector);
+        let created = stream.cached_info().created;
+        let connected = Connected::new(self.context, consumer, created);
+        let link = Link::new(connected, self.connector, is_ordered);
         let shared = Shared { link, inspection, limits, order_key: self.order_key };
         Ok(NatsSource { shared: Arc::new(shared) })
     }
 }
 
 /// Checks the settings of a consumer.
-fn check(consumer: &str, config: &Config, is_ordered: bool) -> Result<(), NatsStartError> {
+pub(crate) fn check(
+    consumer: &str,
+    config: &Config,
+    is_ordered: bool,
+) -> Result<(), NatsStartError> {
     let consumer = consumer.to_owned();
     if config.deliver_subject.is_some() {
         return Err(NatsStartError::Push { consumer });

@@ -98,7 +98,8 @@ pub(crate) async fn reach_node(
     options: &RedisOptions,
     on_push: &PushHandler,
 ) -> Result<(Connection, ServerInfo), RedisConnectError> {
-    let client = client(node, url, options).await?;
+    // Boxed: with sentinels its type is deep, and so would be that of every future around it.
+    let client = Box::pin(client(node, url, options)).await?;
     let on_push = Arc::clone(on_push);
     // The callers have timeouts: one for opening, one for each request.
     let config = AsyncConnectionConfig::new()
@@ -139,22 +140,41 @@ async fn client(
     url: &RedisUrl,
     options: &RedisOptions,
 ) -> Result<Client, RedisConnectError> {
-    use redis::sentinel::{Sentinel, SentinelNodeConnectionInfo};
-    use redis::{ConnectionAddr, RedisConnectionInfo, TlsMode};
+    use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+    use redis::{ConnectionAddr, TlsMode};
 
     let Some(master) = &url.master else { return with_certificates(node.clone(), url, options) };
+    let failed = RedisConnectError::Unreachable;
     // User and database in the URL are meant for the servers, not for the sentinels.
-    let sentinel = node.clone().set_redis_settings(RedisConnectionInfo::default());
-    let mut servers = SentinelNodeConnectionInfo::default()
-        .set_redis_connection_info(node.redis_settings().clone())
-        .set_tcp_settings(node.tcp_settings().clone());
-    if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
-        servers = servers.set_tls_mode(TlsMode::Secure);
+    let (tcp, redis) = (node.tcp_settings(), node.redis_settings());
+    let sentinels = vec![node.addr().clone()];
+    let builder = SentinelClientBuilder::new(sentinels, master, SentinelServerType::Master);
+    let mut builder = builder
+        .map_err(failed)?
+        .set_client_to_sentinel_tcp_settings(tcp.clone())
+        .set_client_to_redis_tcp_settings(tcp.clone())
+        .set_client_to_redis_protocol(redis.protocol())
+        .set_client_to_redis_db(redis.db());
+    if let Some(user) = redis.username() {
+        builder = builder.set_client_to_redis_username(user);
     }
-    let mut sentinel = Sentinel::build(vec![sentinel]).map_err(RedisConnectError::Unreachable)?;
-    let client = sentinel.async_master_for(master, Some(&servers)).await;
-    let client = client.map_err(RedisConnectError::Unreachable)?;
-    with_certificates(client.get_connection_info().clone(), url, options)
+    if let Some(password) = redis.password() {
+        builder = builder.set_client_to_redis_password(password);
+    }
+    if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
+        builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
+        // Both sides: the client asks the server that a sentinel names whether it is the master.
+        #[cfg(feature = "tls")]
+        if let Some(certificates) = certificates(url, options)? {
+            builder = builder
+                .set_client_to_sentinel_certificates(certificates.clone())
+                .set_client_to_redis_certificates(certificates);
+        }
+    }
+    let mut sentinels = builder.build().map_err(failed)?;
+    let client = sentinels.async_get_client().await.map_err(failed)?;
+    let found = client.get_connection_info().clone().set_redis_settings(redis.clone());
+    with_certificates(found, url, options)
 }
 
 #[cfg(not(feature = "tls"))]

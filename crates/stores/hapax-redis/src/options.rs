@@ -17,7 +17,7 @@ use crate::url::RedisUrl;
 /// | `redis://[USER:PASSWORD@]HOST[:PORT][/DB]` | a server; or a node of a cluster, through which the other nodes are found (feature `cluster`) |
 /// | `redis://HOST:PORT,HOST:PORT,…` | nodes of a cluster, of which one must answer |
 /// | `redis+sentinel://[USER:PASSWORD@]HOST[:PORT],…/MASTER[/DB]` | the master that these sentinels know by that name (feature `sentinel`) |
-/// | `rediss://…`, `rediss+sentinel://…` | the same, with TLS (feature `tls`). The parameters `sslrootcert`, `sslcert` and `sslkey` name files in PEM: the roots to trust instead of the system's, and certificate and key of the client. They are read at each connection |
+/// | `rediss://…`, `rediss+sentinel://…` | the same, with TLS (feature `tls`). The parameters `sslrootcert`, `sslcert` and `sslkey` name files in PEM: the roots to trust instead of the system's, and certificate and key of the client. They also hold for sentinels. They are read at each connection; for a cluster only when the store connects, and its later connections to nodes have the same ones |
 /// | `redis+unix:///PATH` | a server's socket |
 ///
 /// ```

@@ -1,5 +1,7 @@
 //! The journal of `hapax call`: a file, or a store on a server.
 
+use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +29,7 @@ pub(super) struct JournalArgs {
     /// too, and prints a line. Another file has another secret, and under it the same name has another key; another server
     /// knows no name: use the same journal in each run [default: hapax/calls.db in $XDG_STATE_HOME, else in ~/.local/state]
     #[arg(long, value_name = "PATH|URL", env = "HAPAX_JOURNAL", hide_env_values = true)]
-    journal: Option<PathBuf>,
+    journal: Option<HiddenPlace>,
     /// The namespace of a journal on a server: the name of this program among those that use the server. It is a part
     /// of each key
     #[arg(long, value_name = "NAME", env = "HAPAX_JOURNAL_NAMESPACE")]
@@ -39,6 +41,22 @@ pub(super) struct JournalArgs {
     /// Time to wait until another process has closed the file of the journal; then exit code 69
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     lock_wait: Duration,
+}
+
+/// The path of a file, or a URL. Its `Debug` form shows neither, since a URL may contain a password.
+#[derive(Clone)]
+struct HiddenPlace(PathBuf);
+
+impl From<OsString> for HiddenPlace {
+    fn from(text: OsString) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Debug for HiddenPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HiddenPlace(..)")
+    }
 }
 
 /// The lease of an operation.
@@ -138,10 +156,23 @@ impl JournalArgs {
 
     /// Returns the URL of a journal on a server.
     fn url(&self) -> Option<&str> {
-        self.journal.as_ref()?.to_str().filter(|text| text.contains("://"))
+        self.journal.as_ref()?.0.to_str().filter(|text| text.contains("://"))
+    }
+
+    /// Rejects a URL that is not UTF-8: as the path of a file, errors would show its password.
+    fn check_text(&self) -> Result<(), CliError> {
+        let Some(HiddenPlace(place)) = &self.journal else { return Ok(()) };
+        let bytes = place.as_os_str().as_encoded_bytes();
+        if place.to_str().is_some() || !bytes.windows(3).any(|three| three == b"://") {
+            return Ok(());
+        }
+        Err(CliError::usage(
+            "--journal (HAPAX_JOURNAL): expected a URL in UTF-8, found one with other bytes: percent-encode them",
+        ))
     }
 
     fn place(&self) -> Result<JournalPlace, CliError> {
+        self.check_text()?;
         let Some(url) = self.url() else {
             for (flag, is_set) in [
                 ("--namespace (HAPAX_JOURNAL_NAMESPACE)", self.namespace.is_some()),
@@ -185,7 +216,7 @@ impl JournalArgs {
     /// Returns the path of a journal in a file. The default depends on the user, and not on the directory: a
     /// new journal has a new secret, by which the same names have other keys.
     fn path(&self) -> Result<PathBuf, CliError> {
-        if let Some(path) = &self.journal {
+        if let Some(HiddenPlace(path)) = &self.journal {
             return Ok(path.clone());
         }
         // The XDG specification ignores a relative path, which would depend on the directory.
@@ -290,4 +321,40 @@ fn lease(text: &str) -> Result<Duration, String> {
 
 fn unopened(error: &JournalError) -> CliError {
     CliError::exit(69, "journal", with_flags(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        journal: JournalArgs,
+    }
+
+    fn parse(journal: OsString) -> JournalArgs {
+        Command::try_parse_from(["call".into(), "--journal".into(), journal]).unwrap().journal
+    }
+
+    #[test]
+    fn the_debug_form_has_no_password() {
+        let args = parse("postgres://app:hidden@host/db".into());
+        assert!(args.url().is_some());
+        assert!(!format!("{args:?}").contains("hidden"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_url_that_is_not_utf_8_is_no_path_of_a_file() {
+        use std::os::unix::ffi::OsStringExt as _;
+
+        let args = parse(OsString::from_vec(b"postgres://app:hidden\xff@host/db".to_vec()));
+        let error = args.shown().unwrap_err().to_string();
+        assert!(error.contains("expected a URL in UTF-8") && !error.contains("hidden"), "{error}");
+        let args = parse(OsString::from_vec(b"/journals/\xff.db".to_vec()));
+        assert!(args.shown().unwrap().starts_with("/journals/"));
+    }
 }

@@ -1,6 +1,7 @@
 //! Each test has its own server.
 
 mod login;
+mod search;
 mod sink;
 mod source;
 mod suite;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::Context;
 use async_nats::jetstream::consumer::{AckPolicy, pull, push};
 use hapax_messages::{Delivery, MessageSource};
-use hapax_nats::{NatsOrderKey, NatsSource, NatsStartError};
+use hapax_nats::{NatsConnector, NatsOrderKey, NatsSource, NatsStartError};
 use hapax_testkit::servers::NatsServer;
 
 use super::{MANY, context};
@@ -108,4 +108,15 @@ async fn keys_come_from_the_subject_or_a_header() {
         let received = source.receive(MANY).await.unwrap();
         assert_eq!(received[0].message().key.as_deref(), expected, "{name}");
     }
+}
+
+#[tokio::test]
+async fn a_connector_has_the_domain_of_its_streams() {
+    let server = NatsServer::with("jetstream { domain: hub }").await;
+    let connector = NatsConnector::new(server.url());
+    let context = connector.clone().domain("hub").connect().await.unwrap();
+    hapax_nats::create_stream(&context, "ORDERS", &["orders.>"]).await.unwrap();
+    start(&context).await;
+    let other = connector.domain("other").connect().await.unwrap();
+    assert!(other.get_stream("ORDERS").await.is_err());
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::Subscriber;
+use async_nats::jetstream::consumer::{AckPolicy, pull};
 use futures_util::{FutureExt as _, StreamExt as _};
 use hapax_messages::{Delivery, MessageSource};
 use hapax_nats::{NatsConnector, NatsSource};
@@ -14,7 +15,7 @@ use hapax_testkit::servers::NatsServer;
 use super::{MANY, context};
 
 /// Headers of messages, and whether the client can read them. The id replaces `ID`.
-const HEADERS: [(&[u8], bool); 14] = [
+pub(super) const HEADERS: [(&[u8], bool); 16] = [
     // At this one the client panics.
     (b"NATS/1.0\r\nmessage-id: ID\r\nlone: a\rb\r\n\r\n", false),
     (b"NATS/1.0\r\nmessage-id: ID\r\nname: M\xfcller\r\n\r\n", false),
@@ -23,6 +24,9 @@ const HEADERS: [(&[u8], bool); 14] = [
     (b"NATS/1.0\r\nmessage-id: ID\r\nnocolon\r\n\r\n", false),
     (b"NATS/2.0\r\nmessage-id: ID\r\n\r\n", false),
     (b"NATS/1.0 abc\r\nmessage-id: ID\r\n\r\n", false),
+    // Here it panics too: of a continuation it removes no white space at the start.
+    (b"NATS/1.0\r\nmessage-id: ID\r\nfolded:\r\n\rb\r\n\r\n", false),
+    (b"NATS/1.0\r\nmessage-id: ID\r\nnocolon\r\n :a\r\n\r\n", false),
     ("NATS/1.0\r\nmessage-id: ID\r\nname: Müller\r\n\r\n".as_bytes(), true),
     (b"NATS/1.0\r\nmessage-id: ID\r\nfolded: a\r\n b\r\n\r\n", true),
     (b"NATS/1.0\r\nmessage-id: ID\r\nempty:\r\n: nameless\r\n\r\n", true),
@@ -33,7 +37,7 @@ const HEADERS: [(&[u8], bool); 14] = [
     (b"NATS/1.0 404 No Messages\r\nmessage-id: ID\r\n\r\n", true),
 ];
 
-fn headers(template: &[u8], id: &str) -> Vec<u8> {
+pub(super) fn headers(template: &[u8], id: &str) -> Vec<u8> {
     let at = template.windows(2).position(|two| two == b"ID").unwrap();
     [&template[..at], id.as_bytes(), &template[at + 2..]].concat()
 }
@@ -57,12 +61,12 @@ async fn source(connector: NatsConnector, subjects: &[&str]) -> NatsSource {
         .unwrap()
 }
 
-fn id(delivery: &dyn Delivery) -> String {
+pub(super) fn id(delivery: &dyn Delivery) -> String {
     String::from_utf8(delivery.message().header("message-id").unwrap().to_vec()).unwrap()
 }
 
 /// Receives until there are messages, whatever happens to the connection.
-async fn receive(source: &NatsSource) -> Vec<Arc<dyn Delivery>> {
+pub(super) async fn receive(source: &NatsSource) -> Vec<Arc<dyn Delivery>> {
     loop {
         if let Ok(received) = source.receive(MANY).await {
             return received;
@@ -186,4 +190,30 @@ async fn a_client_that_has_ended_is_an_error_without_a_connector() {
         let error = source.receive(MANY).await.unwrap_err().to_string();
         assert!(error.contains("found one whose task has ended"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_new_client_receives_from_no_other_stream_and_from_no_consumer_that_loses_messages() {
+    let server = NatsServer::start().await;
+    let context = context(&server).await;
+    let connector = NatsConnector::new(server.url());
+    let first = source(connector.clone(), &[]).await;
+    context.delete_stream("ORDERS").await.unwrap();
+    let context = super::context(&server).await;
+    let second = source(connector, &[]).await;
+    server.publish_raw(b"orders.created", &headers(HEADERS[0].0, "m-1"), b"x").await;
+    let error = first.receive(MANY).await.unwrap_err().to_string();
+    assert!(error.contains("expected the stream ORDERS that was created at"), "{error}");
+
+    let stream = context.get_stream("ORDERS").await.unwrap();
+    stream.delete_consumer("test").await.unwrap();
+    let config = pull::Config {
+        durable_name: Some("test".to_owned()),
+        ack_policy: AckPolicy::Explicit,
+        max_deliver: 5,
+        ..pull::Config::default()
+    };
+    stream.create_consumer(config).await.unwrap();
+    let error = second.receive(MANY).await.unwrap_err().to_string();
+    assert!(error.contains("max_deliver"), "{error}");
 }

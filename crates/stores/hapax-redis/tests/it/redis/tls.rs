@@ -33,10 +33,13 @@ fn signed(authority: &Authority) -> (String, String) {
 
 impl Encrypted {
     async fn start() -> Self {
-        let (authority, port) = (authority(), free_port());
-        let folder = tempfile::tempdir().unwrap();
+        Self::start_with(RedisServerOptions::new(), authority()).await
+    }
+
+    async fn start_with(mut options: RedisServerOptions, authority: Authority) -> Self {
+        let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
         let (chain, key) = signed(&authority);
-        let mut options = RedisServerOptions::new().set("tls-port", port.to_string());
+        options = options.set("tls-port", port.to_string());
         for (directive, pem) in
             [("tls-cert-file", chain), ("tls-key-file", key), ("tls-ca-cert-file", authority.pem())]
         {
@@ -122,4 +125,41 @@ async fn a_url_names_the_roots_and_the_certificate_of_the_client() {
         assert!(matches!(error, RedisConnectError::Url(_)), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }
+}
+
+#[cfg(feature = "sentinel")]
+#[tokio::test]
+async fn certificates_of_a_url_are_also_those_for_sentinels() {
+    use std::time::Duration;
+
+    let master = Encrypted::start().await;
+    let options = RedisServerOptions::sentinel()
+        .set("tls-replication", "yes")
+        .set("sentinel monitor orders", format!("127.0.0.1 {} 1", master.port));
+    let Encrypted { server, authority, .. } = master;
+    let sentinel = Encrypted::start_with(options, authority).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        format!("{name}={}", path.display())
+    };
+    let (chain, own) = signed(&sentinel.authority);
+    let roots = file("sslrootcert", sentinel.authority.pem());
+    let client = [file("sslcert", chain), file("sslkey", own)].join("&");
+    let password = "ACL SETUSER app on >word ~* &* +@all";
+    assert_eq!(server.command(password).await, "+OK");
+    let connect = async |parameters: &str| {
+        let at = format!("app:word@127.0.0.1:{}/orders/1", sentinel.port);
+        let options = RedisOptions::new(format!("rediss+sentinel://{at}?{parameters}"));
+        RedisStore::connect(options.timeout(Duration::from_secs(10))).await
+    };
+    let store = connect(&format!("{roots}&{client}")).await.unwrap();
+    expect_stored(&store, &claim(1)).await;
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
+    // In the database of the URL.
+    let keyspace = server.command("INFO keyspace").await;
+    assert!(keyspace.contains("db1:"), "{keyspace}");
+    let error = connect(&roots).await.unwrap_err();
+    assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error:?}");
 }
