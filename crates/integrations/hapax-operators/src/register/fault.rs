@@ -5,6 +5,7 @@ use std::time::Duration;
 use hapax_core::StoreError;
 
 use super::UserDifference;
+use super::live::MAX_CONFLICTS;
 
 /// Errors of an entry into the register.
 #[derive(Debug, thiserror::Error)]
@@ -28,8 +29,8 @@ pub(super) enum RegisterFault {
     )]
     Content(#[source] serde_json::Error),
     #[error(
-        "expected to change the register within 30 swaps, found a change of another process before each: repeat the \
-         command, or start the process again"
+        "expected to change the register within {MAX_CONFLICTS} swaps, found a change of another process before each: \
+         repeat the command, or start the process again"
     )]
     Conflicts,
     #[error(

@@ -24,11 +24,14 @@ use crate::keys::rfc3339;
 /// success no key without a record executes.
 const RETRY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(2)];
 
-/// The most swaps of one change: each one after a conflict with another process. Their pauses take 10 s on average.
-const MAX_CONFLICTS: u32 = 30;
+/// The most swaps of one change: each one after a conflict with another process. Their pauses take 6 s on average.
+pub(super) const MAX_CONFLICTS: u32 = 60;
 
 /// The conflicts after which the pause before the next swap grows no more.
 const MAX_PAUSES: u32 = 20;
+
+/// The conflicts of which all but the last are followed by a swap at once, and that one by a pause.
+const CONFLICTS_PER_PAUSE: u32 = 4;
 
 /// The most times that one swap is sent while its replies are lost.
 const MAX_COPIES: u32 = 3;
@@ -192,21 +195,26 @@ impl StoreRegister {
         time: impl Fn() -> Duration,
         mut change: impl FnMut(&mut RegisterContent, Timestamp, Duration) -> Result<(), RegisterFault>,
     ) -> Result<(RegisterContent, Timestamp), StoreError> {
+        let (mut at, mut seen) = (time(), self.load().await?);
         for conflicts in 1..=MAX_CONFLICTS {
-            // The content that a conflict returns may be outdated after the pause.
-            let at = time();
-            let seen = self.load().await?;
             let (mut changed, now) = (content(&seen)?, seen.now);
             change(&mut changed, now, at)?;
             let swap = swap(&seen, &changed)?;
+            let sent_at = time();
             match self.swap(swap).await? {
                 Swapped::Stored(_) => return Ok((changed, now)),
+                // The sooner the next swap, the fewer others come before it.
+                Swapped::Conflict(found) if conflicts % CONFLICTS_PER_PAUSE != 0 => {
+                    (at, seen) = (sent_at, found);
+                }
                 Swapped::Conflict(_) => {
                     let mut byte = [0];
                     SystemEntropy.fill(&mut byte).map_err(StoreError::unavailable)?;
                     // Up to 50 ms times the conflicts so far: the more processes, the rarer the attempts of each.
                     let pause = u64::from(byte[0]) * u64::from(conflicts.min(MAX_PAUSES)) / 5;
                     sleep(Duration::from_millis(pause)).await;
+                    // The content that the conflict returned may be outdated after the pause.
+                    (at, seen) = (time(), self.load().await?);
                 }
             }
         }

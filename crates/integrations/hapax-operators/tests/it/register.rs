@@ -248,15 +248,17 @@ async fn a_process_with_changed_routes_stops_beside_one_with_other_settings() {
     assert!(new.executes() && old.executes());
 }
 
-/// The content that the conflict returns is outdated after the pause.
+/// A swap after a conflict begins with the content that the conflict returned, which is outdated after a pause.
 #[tokio::test(start_paused = true)]
-async fn a_write_after_a_conflict_begins_with_what_the_register_has_then() {
+async fn a_write_after_conflicts_and_a_pause_begins_with_what_the_register_has_then() {
     let memory = memory();
     let store = Contended::new(&memory);
     let entered = enter(&store).await;
     store.rival.set(enter(&Contended::new(&memory)).await).unwrap();
+    let loads = store.loads.load(Ordering::Relaxed);
     entered.apply().await.unwrap();
-    assert_eq!(store.swaps.load(Ordering::Relaxed), 2);
+    assert_eq!(store.swaps.load(Ordering::Relaxed), 5);
+    assert_eq!(loads - store.loads.load(Ordering::Relaxed), 2);
 }
 
 /// On a shared store the process is listed as one that has not confirmed the quarantine; on a file there is no such list.
