@@ -22,10 +22,11 @@ pub struct RedisServerOptions {
 }
 
 impl RedisServerOptions {
-    /// Returns options with an append-only file that is synced every second, and no snapshots.
+    /// Returns options with an append-only file and no snapshots. As with [`PostgresServer`](super::PostgresServer) nothing
+    /// is synced: a write survives the end of the process, and no test waits for the disk.
     #[must_use]
     pub fn new() -> Self {
-        Self::default().set("appendonly", "yes").set("save", "")
+        Self::default().set("appendonly", "yes").set("appendfsync", "no").set("save", "")
     }
 
     /// Sets a directive of the configuration file, in addition to or instead of the usual ones.
