@@ -190,14 +190,20 @@ async fn after_an_error_about_the_topic_its_log_is_checked_and_no_record_is_lost
         cluster.publish(0, records(next..next + 20)).await;
         assert_eq!(handle(&source, 20).await, records(next..next + 20).collect::<Vec<_>>());
         log.0.lock().unwrap().clear();
-        cluster.call(move |mock| mock.request_errors(RDKafkaApiKey::Fetch, &[error]));
-        let checked = async {
-            let is_checked = || {
-                let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-                text.contains("the identity of a log is checked")
-            };
-            while !is_checked() {
+        let is_checked = async || {
+            while !String::from_utf8(log.0.lock().unwrap().clone())
+                .unwrap()
+                .contains("the identity of a log is checked")
+            {
                 tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        // The client drops the reply to a fetch from before a pause or a seek, and the error with it.
+        let checked = async {
+            let answered = Duration::from_secs(5);
+            cluster.call(move |mock| mock.request_errors(RDKafkaApiKey::Fetch, &[error]));
+            while timeout(answered, is_checked()).await.is_err() {
+                cluster.call(move |mock| mock.request_errors(RDKafkaApiKey::Fetch, &[error]));
             }
         };
         timeout(LIMIT, checked).await.unwrap_or_else(|_| panic!("{error:?} is found"));
