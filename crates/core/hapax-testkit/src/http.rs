@@ -31,6 +31,7 @@ mod fixture;
 mod frames;
 mod groups;
 mod handler;
+mod issuer;
 mod raw;
 pub mod scenarios;
 pub mod shapes;
@@ -47,5 +48,6 @@ pub use handler::{
     ExecutionCount, Handler, HandlerGate, HandlerRequest, TestServer, counting, handler, perform,
     reply, serve,
 };
+pub use issuer::TestIssuer;
 pub use raw::{Raw2, StreamEnd};
 pub use stage::{ScenarioContext, TestInstance, TestRequest};

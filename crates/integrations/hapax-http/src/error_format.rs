@@ -61,7 +61,7 @@ impl ErrorFormat {
 /// | retryable: this attempt executed nothing | all others |
 ///
 /// `key-reused` is retryable: nothing was executed, and if it were stored in front, it would block
-/// the request whose key it is.
+/// the request whose key it is. So is `invalid-token`: a retry may have a renewed token.
 #[must_use]
 pub const fn class(code: Code) -> OutcomeClass {
     match code {
@@ -77,6 +77,7 @@ pub const fn class(code: Code) -> OutcomeClass {
         | Code::UpstreamTimeout
         | Code::HandlerFailed => OutcomeClass::Unknown,
         Code::MalformedRequest
+        | Code::InvalidToken
         | Code::RequestTimeout
         | Code::InFlight
         | Code::BodyTooLarge
@@ -100,6 +101,7 @@ pub const fn class(code: Code) -> OutcomeClass {
 /// | 9 failed precondition | `key-reused`, `outcome-unknown`, `response-not-retained` |
 /// | 10 aborted | `in-flight`, `superseded` |
 /// | 14 unavailable | `request-timeout`, `upstream-unreachable`, any that is 503 over HTTP |
+/// | 16 unauthenticated | `invalid-token` |
 /// | 4 deadline exceeded, 2 unknown, 13 internal | `upstream-timeout`, `upstream-broken`, `handler-failed` |
 #[must_use]
 pub const fn grpc_status(code: Code) -> u8 {
@@ -123,6 +125,7 @@ pub const fn grpc_status(code: Code) -> u8 {
         Code::UpstreamTimeout => 4,
         Code::UpstreamBroken => 2,
         Code::HandlerFailed => 13,
+        Code::InvalidToken => 16,
     }
 }
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde_json::{Map, Value};
 
@@ -32,6 +32,8 @@ pub enum Code {
     UnstableScope,
     /// `malformed-request`, 400: the body broke off, or a header is not allowed.
     MalformedRequest,
+    /// `invalid-token`, 401: the bearer token that names the caller does not verify, or has expired.
+    InvalidToken,
     /// `request-timeout`, 408: the request's body arrived too slowly.
     RequestTimeout,
     /// `in-flight`, 409: the first request with this key is still executing.
@@ -75,12 +77,13 @@ pub enum Code {
 
 impl Code {
     /// All codes, in the order of their documentation.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::InvalidKey,
         Self::MissingKey,
         Self::MissingScope,
         Self::UnstableScope,
         Self::MalformedRequest,
+        Self::InvalidToken,
         Self::RequestTimeout,
         Self::InFlight,
         Self::OutcomeUnknown,
@@ -122,6 +125,7 @@ impl Code {
             | Self::MissingScope
             | Self::UnstableScope
             | Self::MalformedRequest => StatusCode::BAD_REQUEST,
+            Self::InvalidToken => StatusCode::UNAUTHORIZED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::InFlight
             | Self::OutcomeUnknown
@@ -159,6 +163,7 @@ impl Code {
             Self::MissingScope => ("missing-scope", "The caller cannot be told"),
             Self::UnstableScope => ("unstable-scope", "The caller's credentials change by request"),
             Self::MalformedRequest => ("malformed-request", "The request is malformed"),
+            Self::InvalidToken => ("invalid-token", "The bearer token is not valid"),
             Self::RequestTimeout => ("request-timeout", "The request came too slowly"),
             Self::InFlight => ("in-flight", "A request with this key is still running"),
             Self::OutcomeUnknown => {
@@ -285,6 +290,11 @@ impl Problem {
         }
         if let Some(docs) = docs {
             headers.insert(LINK, docs.link.clone());
+        }
+        if code == Code::InvalidToken {
+            // RFC 6750, 3.1.
+            let challenge = HeaderValue::from_static("Bearer error=\"invalid_token\"");
+            headers.insert(WWW_AUTHENTICATE, challenge);
         }
         response
     }

@@ -286,8 +286,8 @@ fn scopes(shared: &OperatorsState, scope: &Option<ScopeText>) -> Option<Vec<Scop
 }
 
 fn bad_scope() -> Response {
-    let message = "`scope` is the value of the header or cookie that names the caller, or a list of \
-                   [header, value], with cookie:NAME for a cookie";
+    let message = "`scope` is the value of the header, cookie or claim that names the caller, or a list of \
+                   [header, value], with cookie:NAME for a cookie and jwt:CLAIM for a claim";
     error(StatusCode::BAD_REQUEST, "bad-request", message)
 }
 

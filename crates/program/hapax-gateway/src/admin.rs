@@ -239,6 +239,10 @@ async fn ready(State((admin, operators)): Shared) -> Response {
     } else if !admin.metrics.calls.are_written() {
         // Another gateway could not write either, and requests without keys are still served.
         "ready, but the store did not take what was last written\n".into_response()
+    } else if !admin.metrics.jwt_keys_are_up() {
+        // Another gateway would use the same URL, and requests without a key are still served.
+        "ready, but the keys of bearer tokens (jwt_keys) could not be fetched at the last time\n"
+            .into_response()
     } else if admin.metrics.auth_is_up() {
         "ready\n".into_response()
     } else {

@@ -3,6 +3,7 @@
 mod auth;
 mod cors;
 mod error;
+mod jwt;
 mod lookup;
 mod policy;
 mod route;
@@ -24,6 +25,8 @@ use crate::store::{CacheUrl, StoreDrivers, StoreUrl};
 pub use auth::ForwardAuth;
 pub use cors::{Cors, CorsHeaders, Origins};
 pub use error::{ConfigError, NamesSettings};
+pub(crate) use jwt::{ExpectedToken, KeySource, TokenCheck};
+pub use jwt::{JwtConfig, JwtKeys};
 pub use lookup::RouteMatch;
 pub(crate) use policy::{ANSWER, ResolvedPolicy};
 pub use policy::{PolicyConfig, ScopeConfig};
@@ -72,6 +75,8 @@ pub struct Config {
     /// Forward authorisation of requests with a key, before they are executed or replayed. Default:
     /// none; then a replay checks no credentials.
     pub auth: Option<ForwardAuth>,
+    /// Verification of the bearer tokens whose claims name callers. Default: none.
+    pub jwt: JwtConfig,
     /// Timeout of the store, after which it counts as unreachable. Default 2 s.
     pub store_timeout: Duration,
     /// Time that a start waits for a store whose server is unreachable or starting up; zero makes
@@ -205,6 +210,7 @@ impl Config {
             cache: None,
             secret_file: None,
             auth: None,
+            jwt: JwtConfig::default(),
             store_timeout: Duration::from_secs(2),
             store_wait: Duration::from_secs(30),
             max_waiters: 100,
@@ -253,6 +259,7 @@ impl Config {
             });
         }
         let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
+        let tokens = self.jwt.resolve(self)?;
         if matches!(self.store, StoreUrl::Server(_)) && self.namespace.is_none() {
             return Err(ConfigError::NoNamespace);
         }
@@ -285,7 +292,7 @@ impl Config {
             largest.response = largest.response.max(policy.max_response_body);
         }
         let memory = self.limits.memory_plan(largest)?;
-        let resolved = ResolvedConfig { upstream, auth, policy, routes, memory, largest };
+        let resolved = ResolvedConfig { upstream, auth, tokens, policy, routes, memory, largest };
         // A reload cannot introduce the first https URL, which needs a restart.
         let UpstreamTls { ca, client } = &self.transport.upstream_tls;
         for (field, is_said) in [("upstream_ca", ca.is_some()), ("upstream_cert", client.is_some())]
@@ -324,6 +331,8 @@ impl Config {
 pub(crate) struct ResolvedConfig {
     pub(crate) upstream: Origin,
     pub(crate) auth: Option<(Origin, PathAndQuery)>,
+    /// The verification of bearer tokens, if they name callers.
+    pub(crate) tokens: Option<TokenCheck>,
     pub(crate) policy: ResolvedPolicy,
     /// Policies of the routes, in the same order.
     pub(crate) routes: Vec<ResolvedPolicy>,
@@ -336,7 +345,11 @@ impl ResolvedConfig {
     pub(crate) fn is_secure(&self) -> bool {
         let policies = std::iter::once(&self.policy).chain(&self.routes);
         let targets = policies.filter_map(|policy| policy.reconcile.as_ref()).chain(&self.auth);
-        self.upstream.secure || targets.into_iter().any(|(origin, _)| origin.secure)
+        let keys = match &self.tokens {
+            Some(TokenCheck::Here { keys: KeySource::Url(origin, _), .. }) => origin.secure,
+            _ => false,
+        };
+        self.upstream.secure || keys || targets.into_iter().any(|(origin, _)| origin.secure)
     }
 
     /// Reads the certificates that are needed.

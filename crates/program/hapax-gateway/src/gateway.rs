@@ -1,11 +1,11 @@
 //! Start, reload and shutdown of a gateway.
 
+mod error;
 mod reload;
 mod user;
 
-use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -13,8 +13,7 @@ use std::time::Duration;
 use hapax_core::{EngineError, Idempotency, Store, SystemEntropy, Timestamp};
 use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_operators::{
-    AdminToken, Audit, Census, Operators, RegisterError, RegisteredUser, TokenError,
-    is_key_open_to_others, is_open_to_others,
+    AdminToken, Audit, Census, Operators, RegisteredUser, is_key_open_to_others, is_open_to_others,
 };
 use hapax_proxy::tls::{AllCertificates, ReadCertificates, TlsError};
 use hapax_proxy::{ConnectOptions, ListenerConfig, Shutdown, ShutdownPhase, listener};
@@ -25,7 +24,7 @@ use tokio::time::{sleep, timeout};
 use crate::access::AccessLog;
 use crate::admin::{self, Admin};
 use crate::budget::{self, MemoryPlan};
-use crate::config::{Config, ConfigError, ResolvedConfig, Transport};
+use crate::config::{Config, ResolvedConfig, Transport};
 use crate::handler::RequestHandler;
 use crate::housekeeping::housekeeping;
 use crate::metrics::Metrics;
@@ -34,6 +33,8 @@ use crate::snapshot::{CurrentConfig, SharedResources};
 use crate::store::{
     CacheUrl, MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener, StoreUrl,
 };
+use crate::tokens::Tokens;
+pub use error::StartError;
 pub use reload::ReloadError;
 use reload::ReloadState;
 
@@ -81,51 +82,6 @@ pub struct ShutdownReport {
     pub not_recorded: usize,
 }
 
-/// Errors of starting a gateway. Nothing is left running.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The configuration is invalid.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The engine cannot start.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// An address could not be listened on.
-    #[error("cannot listen on {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The cause.
-        source: io::Error,
-    },
-    /// Certificates cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// There is no admin token.
-    #[error("--admin-token-file: {}: {source}", path.display())]
-    AdminToken {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: TokenError,
-    },
-    /// The access log cannot be written.
-    #[error("--access-log: {}: {source}", path.display())]
-    AccessLog {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
-    /// The store did not open.
-    #[error(transparent)]
-    Store(#[from] StoreOpenError),
-    /// Another process uses the namespace in another way, or the register of the store is unavailable.
-    #[error(transparent)]
-    Register(#[from] RegisterError),
-}
-
 impl Gateway {
     /// Starts a gateway with `config`. It must be called on a tokio runtime.
     ///
@@ -139,6 +95,7 @@ impl Gateway {
     pub async fn start(config: Config) -> Result<RunningGateway, StartError> {
         let resolved = config.resolve()?;
         let certificates = resolved.certificates(&config).await?;
+        resolved.tokens.as_ref().map_or(Ok(()), Tokens::check)?;
         // Clients that connect from here on wait in the kernel's queue until the store is open.
         let listeners = Listeners::bind(&config)?;
         let listen = local_addr(&listeners.data)?;
@@ -159,6 +116,7 @@ impl Gateway {
         config.check()?;
         let resolved = config.resolve()?;
         resolved.certificates(config).await?;
+        resolved.tokens.as_ref().map_or(Ok(()), Tokens::check)?;
         if let Some(path) = config.token_file().filter(|path| path.exists()) {
             AdminToken::read(&path).map_err(|source| StartError::AdminToken { path, source })?;
         }
@@ -180,7 +138,7 @@ impl Gateway {
         let engine = Idempotency::builder(Arc::new(hapax_core::MemoryStore::default())).build()?;
         let (metrics, connect) = (Arc::new(Metrics::new()), dialling(config, &certificates));
         let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, connect)?
-            .snapshot(config, resolved, None)?;
+            .snapshot(config, resolved, None, None)?;
         let mut findings = Vec::new();
         for client in snapshot.reconcile_clients() {
             findings.push(reconcile::finding(client.clone()).await);
@@ -423,8 +381,10 @@ async fn run(
         connect,
     )?;
     let reloading = ReloadState::new(config.clone(), resolved.largest);
-    let current =
-        Arc::new(CurrentConfig::from_pointee(resources.snapshot(config, resolved, None)?));
+    let tokens = resources.tokens(config, &resolved, None)?;
+    let snapshot = resources.snapshot(config, resolved, tokens, None)?;
+    let current = Arc::new(CurrentConfig::from_pointee(snapshot));
+    reloading.fetch_keys(&current, &resources);
     reloading.probe(&current);
     let Listeners { data, admin: probed, admin_addr, shutdown } = listeners;
     let handler = Arc::new(RequestHandler {

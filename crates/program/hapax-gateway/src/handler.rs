@@ -17,6 +17,7 @@ use http::header::{HeaderMap, HeaderName};
 use http::request::Parts;
 use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
+use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::access::AccessLog;
@@ -25,6 +26,7 @@ use crate::context::RequestContext;
 use crate::cors;
 use crate::proxy::spoofing::overriding;
 use crate::snapshot::{ConfigSnapshot, CurrentConfig, Route, RouteService};
+use crate::tokens::TokenRejection;
 
 /// Advice about this attempt alone: an earlier one with the same key may have executed.
 const NOTHING: &str = "This attempt executed nothing: retry with the same key.";
@@ -147,8 +149,17 @@ impl RequestHandler {
                 }
             }
         }
+        let named = name_caller(snapshot, route, &mut parts).await;
         parts.extensions.insert(context.clone());
         let request = Request::from_parts(parts, body);
+        if let Err(problem) = named {
+            return match &route.service {
+                RouteService::Observed(observed) => {
+                    Ok(observed.forward_rejected(problem.code(), request).await)
+                }
+                _ => Err(problem),
+            };
+        }
         Ok(match &route.service {
             RouteService::Protected { layered, .. } => {
                 // A clone is ready: the layer does not wait in `poll_ready`.
@@ -208,6 +219,58 @@ impl RequestHandler {
             move |trailers: &mut HeaderMap| clean_trailers(trailers, &route, auth.as_deref());
         let body = PacedBody::new(incoming, self.stall, kept, http2, clean);
         Ok(Request::from_parts(parts, Body::new(body)))
+    }
+}
+
+/// Adds the claims by which the token of a request names its caller, once it is verified.
+async fn name_caller(
+    snapshot: &ConfigSnapshot,
+    route: &Route,
+    parts: &mut Parts,
+) -> Result<(), Problem> {
+    let Some(tokens) = snapshot.tokens().filter(|_| !route.claims.is_empty()) else {
+        return Ok(());
+    };
+    let is_concerned = route.policy().is_some_and(|policy| {
+        let options = policy.options();
+        options.methods.contains(&parts.method) && parts.headers.contains_key(&options.key_header)
+    });
+    if !is_concerned {
+        return Ok(());
+    }
+    let claims = tokens.claims(&parts.headers, &route.claims);
+    let claims = match &route.service {
+        // Observation delays no request: keys that would have to be fetched first are not there.
+        RouteService::Observed(_) => {
+            timeout(Duration::ZERO, claims).await.unwrap_or(Err(TokenRejection::Unavailable))
+        }
+        _ => claims.await,
+    };
+    match claims {
+        Ok(claims) => {
+            if let Some(claims) = claims {
+                parts.extensions.insert(claims);
+            }
+            Ok(())
+        }
+        Err(TokenRejection::Ambiguous) => {
+            let detail = "The request must have one `Authorization` header, because its bearer token names the caller.";
+            Err(Problem::new(Code::MalformedRequest, detail))
+        }
+        Err(TokenRejection::Invalid(reason)) => {
+            let detail = format!(
+                "The bearer token, which names the caller of a request with an idempotency key, is not valid: {reason}. \
+                 Retry with a new token and the same key."
+            );
+            Err(Problem::new(Code::InvalidToken, detail))
+        }
+        Err(TokenRejection::Unavailable) => {
+            let detail = format!(
+                "The keys of the token's issuer could not be read, so it is unknown who sends this request. {NOTHING}"
+            );
+            let problem = Problem::new(Code::AuthUnavailable, detail);
+            Err(problem.retry_after(Duration::from_secs(1)))
+        }
     }
 }
 

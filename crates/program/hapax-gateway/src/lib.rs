@@ -55,12 +55,13 @@ mod reconcile;
 mod routes;
 mod snapshot;
 mod store;
+mod tokens;
 
 pub use config::{
     Config, ConfigError, Cors, CorsHeaders, ForwardAuth, GATEWAY_SETTINGS, GivenSettings,
-    LogConfig, LogFormat, NamesSettings, Origins, POLICY_SETTINGS, PolicyConfig, ROUTE_SETTINGS,
-    RouteConfig, RouteMatch, RouteMode, ScopeConfig, ServerLimits, Setting, SettingInfo,
-    SettingWords, Transport, ValueKind, is_setting,
+    JwtConfig, JwtKeys, LogConfig, LogFormat, NamesSettings, Origins, POLICY_SETTINGS,
+    PolicyConfig, ROUTE_SETTINGS, RouteConfig, RouteMatch, RouteMode, ScopeConfig, ServerLimits,
+    Setting, SettingInfo, SettingWords, Transport, ValueKind, is_setting,
 };
 pub use gateway::{Gateway, ReloadError, RunningGateway, ShutdownReport, StartError};
 pub use hapax_proxy::tls::{ListenTls, ReadCertificates, TlsError, UpstreamTls};
@@ -71,3 +72,4 @@ pub use store::{
     CacheUrl, OpenStore, ServerUrl, StoreDrivers, StoreFinding, StoreOpenError, StoreOpener,
     StoreUrl, StoreUrlError, UrlText,
 };
+pub use tokens::JwtKeysError;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use hapax_core::driver::StoreCount;
 use hapax_core::{Clock, Quarantine, SystemClock, Timestamp};
 use hapax_operators::Undecided;
@@ -30,6 +31,12 @@ const AUTH_MS: [u64; 9] = [1, 5, 10, 25, 50, 100, 500, 1_000, 5_000];
 /// cent. Replays near the end show that clients retry for longer than the retention.
 const AGE_PERCENT: [u64; 6] = [1, 10, 25, 50, 75, 90];
 
+const TOKENS: [(TokenResult, &str); 3] = [
+    (TokenResult::Verified, "verified"),
+    (TokenResult::Invalid, "invalid"),
+    (TokenResult::Unavailable, "unavailable"),
+];
+
 const AUTHORISED: [(AuthResult, &str); 3] = [
     (AuthResult::Allowed, "allowed"),
     (AuthResult::Denied, "denied"),
@@ -47,6 +54,16 @@ pub(crate) enum AuthResult {
     Unavailable,
 }
 
+/// Results of the verification of bearer tokens that name callers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TokenResult {
+    Verified,
+    /// The client got 401.
+    Invalid,
+    /// There were no keys.
+    Unavailable,
+}
+
 /// Counters of one gateway since its start.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -54,6 +71,10 @@ pub(crate) struct Metrics {
     by_route: ByRoute,
     authorised: [AtomicU64; AUTHORISED.len()],
     auth_silent: AtomicBool,
+    tokens: [AtomicU64; TOKENS.len()],
+    /// Set while the last fetch of the keys in force has failed. Keys that a reload has replaced have another flag, and
+    /// may still be fetched for requests before it.
+    jwt_keys_failed: ArcSwap<AtomicBool>,
     auth_took: Histogram<{ AUTH_MS.len() }>,
     age: Histogram<{ AGE_PERCENT.len() }>,
     pub(crate) reaped: AtomicU64,
@@ -79,6 +100,8 @@ impl Metrics {
             by_route: ByRoute::default(),
             authorised: Default::default(),
             auth_silent: AtomicBool::default(),
+            tokens: Default::default(),
+            jwt_keys_failed: ArcSwap::default(),
             auth_took: Histogram::default(),
             age: Histogram::default(),
             reaped: AtomicU64::default(),
@@ -107,6 +130,23 @@ impl Metrics {
     /// Returns whether the last auth request got a usable response, or there was none yet.
     pub(crate) fn auth_is_up(&self) -> bool {
         !self.auth_silent.load(Relaxed)
+    }
+
+    /// Counts a bearer token that names a caller.
+    pub(crate) fn token(&self, result: TokenResult) {
+        if let Some(index) = TOKENS.iter().position(|(it, _)| *it == result) {
+            add(&self.tokens[index]);
+        }
+    }
+
+    /// Replaces the flag that is set while the last fetch of the keys of bearer tokens has failed.
+    pub(crate) fn jwt_keys(&self, failed: Arc<AtomicBool>) {
+        self.jwt_keys_failed.store(failed);
+    }
+
+    /// Returns whether the keys of bearer tokens could be read at the last time, or none were needed.
+    pub(crate) fn jwt_keys_are_up(&self) -> bool {
+        !self.jwt_keys_failed.load().load(Relaxed)
     }
 
     /// Returns the totals of all routes, for the API.
@@ -148,6 +188,11 @@ impl Metrics {
         for ((_, outcome), count) in AUTHORISED.iter().zip(&self.authorised) {
             writeln!(out, "{name}{{outcome=\"{outcome}\"}} {}", count.load(Relaxed))?;
         }
+        let name = "hapax_tokens_total";
+        head(out, name, "counter", "Bearer tokens that were to name a caller, by result.")?;
+        for ((_, outcome), count) in TOKENS.iter().zip(&self.tokens) {
+            writeln!(out, "{name}{{outcome=\"{outcome}\"}} {}", count.load(Relaxed))?;
+        }
         let name = "hapax_reaped_total";
         head(out, name, "counter", "Expired records that were removed.")?;
         writeln!(out, "{name} {}", self.reaped.load(Relaxed))?;
@@ -171,6 +216,11 @@ impl Metrics {
                 "hapax_auth_up",
                 "Whether the auth URL answered when last asked.",
                 usize::from(self.auth_is_up()),
+            ),
+            (
+                "hapax_jwt_keys_up",
+                "Whether the keys of bearer tokens could be read at the last time.",
+                usize::from(self.jwt_keys_are_up()),
             ),
         ] {
             head(out, name, "gauge", help)?;

@@ -102,6 +102,16 @@ impl ObservedRoute {
         &self.policy
     }
 
+    /// Forwards a request that protection would reject before the layer.
+    pub(crate) async fn forward_rejected(
+        &self,
+        code: Code,
+        request: Request<Body>,
+    ) -> Response<Body> {
+        self.counts.would_reject(code);
+        self.proxy.forward(request, false).await
+    }
+
     /// Forwards a request, and observes it.
     ///
     /// Dropping the future ends the request, and the shadow records a regular end.
@@ -349,6 +359,7 @@ impl Observer for ShadowObserver {
             // Its execution was already counted.
             RequestEvent::Rejected(Code::Superseded | Code::UpstreamBroken) => return,
             RequestEvent::Rejected(code) => return self.counts.would_reject(code),
+            RequestEvent::OtherCaller => return self.counts.other_caller(),
             _ => return,
         };
         self.counts.would(would);

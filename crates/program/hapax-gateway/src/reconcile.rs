@@ -102,7 +102,7 @@ impl ReconcileReply {
 pub(crate) struct ReconcileClient {
     upstream: Upstream,
     path: PathAndQuery,
-    /// The parts of the scope, and the key header.
+    /// The parts of the scope, and the key header. For a claim, `Authorization` is sent.
     shown: Vec<ScopePart>,
     max_body: usize,
     readers: Arc<Semaphore>,
@@ -159,12 +159,19 @@ impl ReconcileClient {
     async fn fetch(&self, undecided: &ReconcileRequest) -> ReconcileReply {
         let mut request = self.request();
         let headers = request.headers_mut();
-        let mut cookies = Vec::new();
+        let (mut cookies, mut sent) = (Vec::new(), Vec::new());
         for part in &self.shown {
-            let ScopePart::Header(name) = part else {
+            if let ScopePart::Cookie(_) = part {
                 cookies.extend(part.cookie(&undecided.request.headers));
                 continue;
-            };
+            }
+            // Of a claim, the token that the service verifies itself.
+            let name = part.header();
+            if sent.contains(&name) {
+                // Two claims are of one token.
+                continue;
+            }
+            sent.push(name);
             // The request's `Host` is that of the reconcile URL.
             let shown = if *name == HOST { &X_FORWARDED_HOST } else { name };
             for value in undecided.request.headers.get_all(name) {

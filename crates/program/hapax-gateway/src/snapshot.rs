@@ -6,6 +6,7 @@
 //! connections, counters) are in [`SharedResources`] and outlive it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hapax_core::{
@@ -13,20 +14,22 @@ use hapax_core::{
 };
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::{
-    IdempotencyLayer, IdempotencyService, RouteOptions, RoutePolicy, ScopePart, ScopeSource,
+    ClaimName, IdempotencyLayer, IdempotencyService, RouteOptions, RoutePolicy, ScopePart,
+    ScopeSource,
 };
 use hapax_http::stored_response::Cookies;
 use hapax_proxy::{ConnectOptions, Origin, Upstream, Upstreams};
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tower_http::cors::CorsLayer;
 use tower_layer::Layer;
 
 use crate::auth::Auth;
 use crate::config::{
-    Config, ConfigError, ForwardAuth, PolicyConfig, ResolvedConfig, ResolvedPolicy, RouteMode,
-    ScopeConfig,
+    Config, ConfigError, ForwardAuth, KeySource, PolicyConfig, ResolvedConfig, ResolvedPolicy,
+    RouteMode, ScopeConfig, TokenCheck,
 };
 use crate::context::RequestContext;
 use crate::metrics::{Metrics, RouteCounts, RouteObserver};
@@ -35,6 +38,10 @@ use crate::proxy::Proxy;
 use crate::proxy::spoofing::ProtectedHeaders;
 use crate::reconcile::{ReconcileClient, RouteReconciler};
 use crate::routes::RouteTable;
+use crate::tokens::{JwtKeysError, Tokens};
+
+/// Requests for the keys of tokens that may be in progress; one that is cancelled still counts for a moment.
+const KEY_REQUESTS: usize = 4;
 
 /// The configuration in force for new requests.
 pub(crate) type CurrentConfig = ArcSwap<ConfigSnapshot>;
@@ -48,6 +55,8 @@ pub(crate) struct ConfigSnapshot {
     rest: Arc<Route>,
     /// Client of the auth URL, and its configuration.
     auth: Option<(ForwardAuth, Arc<Auth>)>,
+    /// Reader of the claims of tokens, with its settings.
+    tokens: Option<ConfiguredTokens>,
     upstream: Upstream,
     reconcile_clients: Vec<(ReconcileTarget, ReconcileClient)>,
     /// Parts of requests that name callers, of all policies.
@@ -69,6 +78,8 @@ pub(crate) struct Route {
     pub(crate) key_header: HeaderName,
     /// Headers that name the caller.
     pub(crate) scope: Vec<HeaderName>,
+    /// Claims of a bearer token that name the caller.
+    pub(crate) claims: Vec<ClaimName>,
 }
 
 /// Services of routes.
@@ -84,7 +95,7 @@ pub(crate) enum RouteService {
 
 impl Route {
     /// Returns the policy that the layer applies.
-    fn policy(&self) -> Option<&Arc<RoutePolicy>> {
+    pub(crate) fn policy(&self) -> Option<&Arc<RoutePolicy>> {
         match &self.service {
             RouteService::Protected { policy, .. } => Some(policy),
             RouteService::Passed(_) => None,
@@ -95,6 +106,9 @@ impl Route {
 
 /// Settings of a reconcile client: URL, request headers, largest body, and timeout.
 type ReconcileTarget = ((Origin, PathAndQuery), Vec<ScopePart>, usize, std::time::Duration);
+
+/// Reader of the claims of tokens, with the settings that it was made of: check, and timeout.
+pub(crate) type ConfiguredTokens = (TokenCheck, Duration, Arc<Tokens>);
 
 impl ConfigSnapshot {
     /// Returns the route of a request.
@@ -113,6 +127,16 @@ impl ConfigSnapshot {
     /// Returns the client of the auth URL.
     pub(crate) fn auth(&self) -> Option<&Arc<Auth>> {
         self.auth.as_ref().map(|(_, auth)| auth)
+    }
+
+    /// Returns the reader of the claims of tokens.
+    pub(crate) fn tokens(&self) -> Option<&Arc<Tokens>> {
+        self.tokens.as_ref().map(|(_, _, tokens)| tokens)
+    }
+
+    /// Begins to fetch the keys of tokens, if they have a URL. Metrics show their fetches from here on.
+    pub(crate) fn fetch_keys(&self, runtime: &Handle, metrics: &Metrics) {
+        metrics.jwt_keys(self.tokens().map(|tokens| tokens.begin(runtime)).unwrap_or_default());
     }
 
     /// Returns the clients of the reconcile URLs.
@@ -174,12 +198,40 @@ impl SharedResources {
         })
     }
 
+    /// Returns the reader of the claims of tokens of a configuration: that of `before` if its keys have the same URL,
+    /// else a new one, which reads a file again.
+    ///
+    /// # Errors
+    /// [`JwtKeysError`] for a file without keys.
+    pub(crate) fn tokens(
+        &self,
+        config: &Config,
+        resolved: &ResolvedConfig,
+        before: Option<&ConfigSnapshot>,
+    ) -> Result<Option<ConfiguredTokens>, JwtKeysError> {
+        let Some(check) = resolved.tokens.clone() else { return Ok(None) };
+        let timeout = config.auth.as_ref().map_or(ForwardAuth::TIMEOUT, |auth| auth.timeout);
+        let is_fetched = matches!(&check, TokenCheck::Here { keys: KeySource::Url(..), .. });
+        let same = before.and_then(|snapshot| snapshot.tokens.as_ref());
+        let same = same.filter(|(it, limit, _)| is_fetched && *it == check && *limit == timeout);
+        if let Some(tokens) = same {
+            return Ok(Some(tokens.clone()));
+        }
+        let client = |origin| {
+            let upstream = Upstream::new(origin, timeout, KEY_REQUESTS, self.connect.http1());
+            (self.upstreams.add(upstream), timeout)
+        };
+        let tokens = Tokens::new(check.clone(), Arc::clone(&self.metrics), client)?;
+        Ok(Some((check, timeout, Arc::new(tokens))))
+    }
+
     /// Builds the snapshot of a configuration; it reuses the clients in `before` whose settings are
     /// equal.
     pub(crate) fn snapshot(
         &self,
         config: &Config,
         resolved: ResolvedConfig,
+        tokens: Option<ConfiguredTokens>,
         before: Option<&ConfigSnapshot>,
     ) -> Result<ConfigSnapshot, ConfigError> {
         let table = RouteTable::new(&config.policy, &config.routes)?;
@@ -222,7 +274,16 @@ impl SharedResources {
                 (config.clone(), Arc::new(auth))
             })
         });
-        Ok(ConfigSnapshot { table, routes, rest, auth, upstream, reconcile_clients, callers })
+        Ok(ConfigSnapshot {
+            table,
+            routes,
+            rest,
+            auth,
+            tokens,
+            upstream,
+            reconcile_clients,
+            callers,
+        })
     }
 }
 
@@ -298,6 +359,11 @@ impl SnapshotBuilder<'_> {
         // An observed route keeps the upstream's CORS headers.
         let cors = resolved.cors.clone().filter(|_| handling != RouteMode::Observe);
         let scope: Vec<_> = resolved.callers.names().cloned().collect();
+        let claims = resolved.callers.parts().iter().filter_map(|part| match part {
+            ScopePart::Claim(name) => Some(name.clone()),
+            _ => None,
+        });
+        let claims = claims.collect();
         let key_header = config.key_header.clone();
         let counted = scope.iter().chain(config.fingerprint.headers()).chain([&key_header]);
         let names = ProtectedHeaders::new(counted);
@@ -311,6 +377,7 @@ impl SnapshotBuilder<'_> {
             names,
             key_header,
             scope,
+            claims,
         }))
     }
 

@@ -169,6 +169,9 @@ macro_rules! __http_group {
                 w35_the_target_that_the_client_sent_is_compared
                 w36_one_cookie_may_name_the_caller
                 w36_a_cookie_and_a_header_name_the_caller_together
+                w36_a_claim_of_a_verified_token_may_name_the_caller
+                w36_a_token_that_does_not_verify_is_rejected_and_claims_nothing
+                w36_a_claim_and_a_header_name_the_caller_together
                 w37_form_data_is_compared_by_its_decoded_pairs_in_order
                 w37_form_data_of_another_charset_is_compared_by_its_bytes
                 w07_only_chosen_headers_are_compared w07_a_method_override_is_compared

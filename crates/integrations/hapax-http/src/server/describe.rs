@@ -3,8 +3,11 @@
 //! 1. It is sealed in the record, and stored only if the engine has a secret.
 //! 2. The value of a scope header is shown if the header's name says that it names a caller, like
 //!    `X-Tenant`. Any other value may be a credential: it is shown as a short keyed hash, which an
-//!    operator finds by entering the value.
+//!    operator finds by entering the value. A claim of a token is no credential, and is shown unless its name says
+//!    otherwise.
 //! 3. The query is left out, since API keys are sent in it.
+
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use hapax_core::{Fingerprint, FingerprintScheme, Idempotency, Key, OperationRequest};
@@ -13,6 +16,7 @@ use http::request::Parts;
 use serde_json::{Value, json};
 
 use super::scope::ScopePart;
+use super::token_claims::CLAIM_PREFIX;
 use crate::fingerprint::{HttpRequest, is_of_original};
 
 /// The longest path that is shown, in bytes.
@@ -20,6 +24,9 @@ const MAX_TARGET: usize = 1024;
 
 /// The longest value of a header that is shown, in bytes.
 const MAX_VALUE: usize = 128;
+
+/// The longest claim that is shown, with its issuer, in bytes.
+const MAX_CLAIM: usize = 256;
 
 /// Returns the target that reached the outermost router of axum, if there is one.
 #[cfg(feature = "axum")]
@@ -106,6 +113,8 @@ pub(super) struct DescribedHttpRequest<'a> {
     pub(super) scope: &'a [ScopePart],
     /// The name of its route; empty for the default route.
     pub(super) route: &'a str,
+    /// Its fingerprint by the scheme in force, once it is computed.
+    pub(super) computed: OnceLock<Fingerprint>,
 }
 
 impl OperationRequest for DescribedHttpRequest<'_> {
@@ -120,10 +129,16 @@ impl OperationRequest for DescribedHttpRequest<'_> {
     }
 
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
-        match self.original.filter(|_| is_of_original(scheme)) {
+        let fingerprint = match self.original.filter(|_| is_of_original(scheme)) {
             Some(uri) => HttpRequest { uri, ..self.request.clone() }.fingerprint(scheme),
             None => self.request.fingerprint(scheme),
+        };
+        if let Some(fingerprint) = fingerprint
+            && *scheme == self.scheme()
+        {
+            self.computed.get_or_init(|| fingerprint);
         }
+        fingerprint
     }
 
     fn description(&self) -> Option<Bytes> {
@@ -132,7 +147,7 @@ impl OperationRequest for DescribedHttpRequest<'_> {
         let mut found = Vec::new();
         for part in self.scope {
             // A request has a scope before it has a description.
-            let _ = part.add_values(&self.parts.headers, &mut found);
+            let _ = part.add_values(self.parts, &mut found);
         }
         let values = found.into_iter().filter_map(|(part, value)| self.caller(part, value));
         let mut described = json!({
@@ -156,7 +171,8 @@ impl DescribedHttpRequest<'_> {
     /// Returns a value of the scope as operators see it.
     fn caller(&self, part: &str, value: &[u8]) -> Option<Value> {
         let is_plain = |text: &&str| text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
-        let is_short = |text: &&str| text.len() <= MAX_VALUE;
+        let most = if part.starts_with(CLAIM_PREFIX) { MAX_CLAIM } else { MAX_VALUE };
+        let is_short = |text: &&str| text.len() <= most;
         let text = std::str::from_utf8(value).ok().filter(is_plain).filter(is_short);
         match text.filter(|_| names_caller(part)) {
             Some(text) => Some(json!({ "header": part, "value": text })),
@@ -170,6 +186,11 @@ impl DescribedHttpRequest<'_> {
 
 /// Returns whether the values of a part of a scope name a caller and are no credentials; a cookie may be one.
 fn names_caller(name: &str) -> bool {
+    if let Some(claim) = name.strip_prefix(CLAIM_PREFIX) {
+        // Of a name that is a URI, its host says nothing about the value.
+        let word = claim.rsplit(['/', ':', '#']).next().unwrap_or(claim).to_ascii_lowercase();
+        return !CREDENTIALS.iter().any(|part| word.contains(*part));
+    }
     let has = |part: &&str| name.contains(*part);
     NAMES.iter().any(has) && !CREDENTIALS.iter().any(has)
 }
@@ -196,6 +217,16 @@ mod tests {
             "x-forwarded-access",
             "apikey",
         ] {
+            assert!(!names_caller(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn claims_are_shown_unless_their_names_are_those_of_credentials() {
+        for name in ["jwt:sub", "jwt:https://auth.example/tenant", "jwt:urn:token:customer"] {
+            assert!(names_caller(name), "{name}");
+        }
+        for name in ["jwt:session_id", "jwt:https://example.com/apiKey", "jwt:at_hash_token"] {
             assert!(!names_caller(name), "{name}");
         }
     }

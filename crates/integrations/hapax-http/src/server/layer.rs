@@ -18,6 +18,7 @@ use super::concurrency::ConcurrencyLimits;
 use super::drain::{DrainGate, DrainReport, signalled};
 use super::observe::{NoObserver, Observer, RequestEvent};
 use super::policy::{KeyRule, RouteError, RouteOptions, RoutePolicy};
+use super::recent::RecentExecutions;
 use super::response_info::{ResponseInfo, ResponseSource};
 use super::scope::{MissingScope, ScopeSource};
 use super::service::IdempotencyService;
@@ -41,6 +42,9 @@ pub struct IdempotencyLayer {
     pub(super) gate: Arc<DrainGate>,
     /// Log lines about a store that is unavailable.
     pub(super) outage_log: Arc<LogThrottle>,
+    pub(super) recent: Arc<RecentExecutions>,
+    /// Log lines about executions of one key and request for two callers.
+    pub(super) callers_log: Arc<LogThrottle>,
 }
 
 impl IdempotencyLayer {
@@ -80,6 +84,8 @@ impl IdempotencyLayer {
             concurrency: Arc::default(),
             gate: DrainGate::new(),
             outage_log: Arc::default(),
+            recent: Arc::default(),
+            callers_log: Arc::default(),
         }
     }
 

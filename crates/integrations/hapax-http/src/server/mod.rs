@@ -71,11 +71,13 @@ mod layer;
 mod observe;
 mod policy;
 mod protect;
+mod recent;
 mod redirect;
 mod request_names;
 mod response_info;
 mod scope;
 mod service;
+mod token_claims;
 pub mod transaction;
 
 pub use drain::DrainReport;
@@ -91,3 +93,4 @@ pub use request_names::{RequestNames, RequestNamesSlot, caller_hash};
 pub use response_info::{ResponseInfo, ResponseSource};
 pub use scope::{CookieName, InvalidScopePart, MissingScope, ScopeError, ScopePart, ScopeSource};
 pub use service::IdempotencyService;
+pub use token_claims::{ClaimName, InvalidIssuer, TokenClaims};

@@ -43,6 +43,9 @@ pub enum RequestEvent {
     InvalidOverride,
     /// A hook was called about an unknown outcome.
     ReconcileStarted,
+    /// A request executes whose key and content a recent execution of another caller had, as this process
+    /// remembers it: a token that was renewed between two tries, or two callers with equal keys.
+    OtherCaller,
 }
 
 /// State of an outcome in the store.

@@ -6,16 +6,17 @@
 
 use std::error::Error;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::exchange::Replay;
 use hapax_core::machine::Verdict;
 use hapax_core::{
-    Claim, ClaimError, DetachSwitch, Key, Lease, OperationId, Reconciliation, Scope, StoreError,
+    Claim, ClaimError, DetachSwitch, Fingerprint, Key, Lease, OperationId, Reconciliation, Scope,
+    StoreError,
 };
-use http::header::CONTENT_LENGTH;
+use http::header::{AUTHORIZATION, CONTENT_LENGTH};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, Version};
 use http_body::SizeHint;
@@ -107,6 +108,7 @@ where
                 parts: &parts,
                 scope: policy.scope.scope_parts(),
                 route,
+                computed: OnceLock::new(),
             };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
             while let Ok(Claim::Reconcile(question)) = claim {
@@ -124,7 +126,7 @@ where
                     );
                 }
             }
-            Ok((claim, concurrency, body, trailers))
+            Ok((claim, concurrency, described.computed.into_inner(), body, trailers))
         };
         tokio::select! {
             // A claim that is done is answered or, at the end of a drain, released: it does not
@@ -134,7 +136,7 @@ where
             () = permit.gate().stopping() => Err(draining()),
         }
     };
-    let (claim, concurrency, body, trailers) = match claimed {
+    let (claim, concurrency, fingerprint, body, trailers) = match claimed {
         Ok(claimed) => claimed,
         Err(problem) => return Ok(layer.reject(&policy, error_format, &problem)),
     };
@@ -160,6 +162,9 @@ where
         }
         // No await since the claim, so it cannot be dropped in between.
         ClaimDecision::Execute(lease) => {
+            if let Some(fingerprint) = fingerprint {
+                note_caller(&layer, &policy, &received.parts, &key, &fingerprint, operation);
+            }
             let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
             let named = ExecutionLabel::new(operation, &received.parts, &policy.options);
             let work = RequestExecution { layer, policy, error_format, permit, named };
@@ -283,6 +288,36 @@ fn take_permit(
         let detail = format!("This caller has {limit} keys in flight. {NOTHING}");
         Problem::new(Code::TooManyInFlight, detail).retry_after(RETRY_AFTER)
     })
+}
+
+/// Counts an execution whose key and request a recent one of another caller had, and warns where the caller is a token.
+fn note_caller(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    request: &Parts,
+    key: &Key,
+    fingerprint: &Fingerprint,
+    operation: OperationId,
+) {
+    let route = &policy.options.name;
+    if !layer.recent.note(route, key, fingerprint, operation) {
+        return;
+    }
+    layer.observe(policy, RequestEvent::OtherCaller);
+    let is_scope = policy.scope.scope_parts().contains(&AUTHORIZATION.into());
+    let token = request.headers.get(AUTHORIZATION).filter(|_| is_scope);
+    let is_bearer = token.is_some_and(|it| {
+        it.as_bytes().get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer "))
+    });
+    if is_bearer && let Some(left_out) = layer.callers_log.due() {
+        tracing::warn!(
+            route = &**route,
+            left_out,
+            "a key and request executed for two callers, whose names are their tokens: if a client renewed its token \
+             between two tries, both had an effect. Name the caller by a claim of the token, as scope = jwt:CLAIM, or by \
+             forward authorisation (auth_scope)"
+        );
+    }
 }
 
 /// Calls the hook. If the future is dropped, a later claim reconciles after the timeout.

@@ -47,7 +47,7 @@ pub(super) fn fill(
         let mut found = Vec::new();
         for part in named_by {
             // The request has a scope, so that each part can be read.
-            let _ = part.add_values(&parts.headers, &mut found);
+            let _ = part.add_values(parts, &mut found);
         }
         RequestNames {
             operation,

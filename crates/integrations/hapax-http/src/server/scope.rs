@@ -11,6 +11,7 @@ use http::header::{
 };
 use http::request::Parts;
 
+use super::token_claims::{ClaimName, TokenClaims};
 use crate::problem::{Code, Problem};
 
 /// Source of the scope of a key. There is no default: two callers in one scope can read each
@@ -30,12 +31,13 @@ enum Source {
 
 type ScopeFn = dyn Fn(&Parts) -> Result<Scope, ScopeError> + Send + Sync;
 
-/// A part of a request that names its caller, written as the name of a header, or as `cookie:NAME`.
+/// A part of a request that names its caller, written as the name of a header, as `cookie:NAME`, or as `jwt:CLAIM`.
 ///
 /// ```
 /// use hapax_http::server::ScopePart;
-/// let [tenant, session] = ["x-tenant", "cookie:session"].map(|it| it.parse::<ScopePart>().unwrap());
-/// assert_eq!((tenant.to_string(), session.to_string()), ("x-tenant".into(), "cookie:session".into()));
+/// for text in ["x-tenant", "cookie:session", "jwt:sub"] {
+///     assert_eq!(text.parse::<ScopePart>().unwrap().to_string(), text);
+/// }
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ScopePart {
@@ -43,6 +45,9 @@ pub enum ScopePart {
     Header(HeaderName),
     /// The value of one cookie (RFC 6265). It must not be guessable, and must stay the same for all attempts of a caller.
     Cookie(CookieName),
+    /// A claim of the bearer token, with its issuer. Its value is that in the request's [`TokenClaims`]: the layer
+    /// reads no token itself.
+    Claim(ClaimName),
 }
 
 /// The name of a cookie: a token, whose case counts. Contains `cookie:` before it.
@@ -53,9 +58,13 @@ const COOKIE_PREFIX: &str = "cookie:";
 
 static COOKIES: HeaderName = COOKIE;
 
+/// Detail of a request with two `Authorization` headers.
+const TWO_TOKENS: &str = "The request must have one `Authorization` header, because a claim of its bearer token names the \
+    caller, and it has more than one.";
+
 /// Error of a text that names no part of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("expected the name of a header, or cookie:NAME")]
+#[error("expected the name of a header, cookie:NAME or jwt:CLAIM")]
 pub struct InvalidScopePart;
 
 /// Treatment of a request without one of the headers that name the caller.
@@ -105,8 +114,9 @@ impl ScopeSource {
     }
 
     /// Returns a scope of these parts together; those that are headers count as in [`headers`](Self::headers). An empty
-    /// cookie counts as missing. Two cookies of one name, as of two paths or domains, are rejected with 400
-    /// `malformed-request`: their order is not defined.
+    /// cookie counts as missing, and so does a claim that the request's [`TokenClaims`] do not have. Two cookies of one
+    /// name, as of two paths or domains, are rejected with 400 `malformed-request`: their order is not defined. So are
+    /// two `Authorization` headers where a claim names the caller.
     #[must_use]
     pub fn parts(parts: impl IntoIterator<Item = ScopePart>, missing: MissingScope) -> Self {
         let parts: Arc<[_]> = parts.into_iter().collect();
@@ -131,9 +141,7 @@ impl ScopeSource {
         let scope = match &self.0 {
             Source::Shared => return Ok(Scope::shared()),
             Source::Function(function) => function(parts),
-            Source::Parts { parts: named, missing, .. } => {
-                from_parts(&parts.headers, named, *missing)
-            }
+            Source::Parts { parts: named, missing, .. } => from_parts(parts, named, *missing),
         };
         scope.map_err(|error| match error {
             ScopeError::Missing => Problem::new(Code::MissingScope, self.missing(parts)),
@@ -144,7 +152,7 @@ impl ScopeSource {
 
     /// Returns the detail of 400 `missing-scope`.
     fn missing(&self, parts: &Parts) -> String {
-        let lacks = |part: &&ScopePart| part.count(&parts.headers) == Ok(0);
+        let lacks = |part: &&ScopePart| part.count(parts) == Ok(0);
         match self.scope_parts().iter().find(lacks) {
             Some(part) => format!(
                 "An idempotency key needs its caller: the request must have {}, \
@@ -161,11 +169,11 @@ impl ScopeSource {
 
     /// Returns the detail of 400 `unstable-scope`.
     fn unstable(&self, parts: &Parts) -> String {
-        let changes = |name: &&HeaderName| {
-            is_credentials(name)
-                && parts.headers.get_all(*name).iter().any(|it| changes_by_request(it.as_bytes()))
+        let changes = |part: &&ScopePart| {
+            let mut values = parts.headers.get_all(part.header()).iter();
+            part.is_credentials() && values.any(|it| changes_by_request(it.as_bytes()))
         };
-        match self.names().iter().find(changes) {
+        match self.scope_parts().iter().find(changes) {
             Some(name) => format!(
                 "The scheme of `{name}` makes other credentials for each request, so a retry would \
                  count as another caller's request and could execute again. A client uses a scheme \
@@ -182,8 +190,9 @@ impl ScopeSource {
 
     /// Returns the detail of 400 `malformed-request`.
     fn ambiguous(&self, parts: &Parts) -> String {
-        let is_ambiguous = |part: &&ScopePart| part.count(&parts.headers).is_err();
+        let is_ambiguous = |part: &&ScopePart| part.count(parts).is_err();
         match self.scope_parts().iter().find(is_ambiguous) {
+            Some(ScopePart::Claim(_)) => TWO_TOKENS.to_owned(),
             Some(part) => format!(
                 "The request must have {} once, because it names the caller, and it is there more than once. An \
                  operator sets it for one path and domain.",
@@ -193,7 +202,8 @@ impl ScopeSource {
         }
     }
 
-    /// Returns the scope headers, `Cookie` for a cookie; empty if a function returns the scope.
+    /// Returns the scope headers, `Cookie` for a cookie and `Authorization` for a claim; empty if a function returns the
+    /// scope.
     #[must_use]
     pub fn names(&self) -> &[HeaderName] {
         match &self.0 {
@@ -229,6 +239,7 @@ impl ScopePart {
         match self {
             Self::Header(name) => name,
             Self::Cookie(_) => &COOKIES,
+            Self::Claim(_) => &AUTHORIZATION,
         }
     }
 
@@ -238,35 +249,31 @@ impl ScopePart {
         match self {
             Self::Header(name) => name.as_str(),
             Self::Cookie(CookieName(text)) => text,
+            Self::Claim(name) => name.text(),
         }
     }
 
     /// Appends its values that are not empty, each with the text of the part.
     pub(super) fn add_values<'a>(
         &'a self,
-        headers: &'a HeaderMap,
+        request: &'a Parts,
         found: &mut Vec<(&'a str, &'a [u8])>,
     ) -> Result<(), ScopeError> {
-        let name = match self {
+        let value = match self {
             Self::Header(name) => {
-                let values = headers.get_all(name).iter().filter(|it| has_text(it));
+                let values = request.headers.get_all(name).iter().filter(|it| has_text(it));
                 found.extend(values.map(|value| (name.as_str(), value.as_bytes())));
                 return Ok(());
             }
-            Self::Cookie(CookieName(text)) => &text.as_bytes()[COOKIE_PREFIX.len()..],
+            Self::Cookie(name) => name.value(&request.headers)?,
+            Self::Claim(name) => {
+                if request.headers.get_all(AUTHORIZATION).iter().nth(1).is_some() {
+                    return Err(ScopeError::Ambiguous);
+                }
+                let claims = request.extensions.get::<TokenClaims>();
+                claims.and_then(|claims| claims.value(name)).map(str::as_bytes)
+            }
         };
-        // HTTP/2 may have a line for each cookie (RFC 9113, 8.2.3).
-        let pairs = headers.get_all(COOKIE).iter();
-        let pairs = pairs.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
-        let mut values = pairs.filter_map(|pair| {
-            let at = pair.iter().position(|byte| *byte == b'=')?;
-            (pair[..at].trim_ascii() == name).then(|| pair[at + 1..].trim_ascii())
-        });
-        let (value, second) = (values.next(), values.next());
-        if second.is_some() {
-            return Err(ScopeError::Ambiguous);
-        }
-        let value = value.filter(|value| !value.is_empty());
         found.extend(value.map(|value| (self.as_str(), value)));
         Ok(())
     }
@@ -275,24 +282,54 @@ impl ScopePart {
     /// request does not have the cookie once.
     #[must_use]
     pub fn cookie(&self, headers: &HeaderMap) -> Option<Vec<u8>> {
-        let name = self.as_str().strip_prefix(COOKIE_PREFIX)?;
-        let mut found = Vec::new();
-        self.add_values(headers, &mut found).ok()?;
-        found.first().map(|(_, value)| [name.as_bytes(), b"=", value].concat())
+        let Self::Cookie(name) = self else { return None };
+        let value = name.value(headers).ok()??;
+        Some([name.as_str().as_bytes(), b"=", value].concat())
     }
 
     /// Returns the number of its values that are not empty.
-    fn count(&self, headers: &HeaderMap) -> Result<usize, ScopeError> {
+    fn count(&self, request: &Parts) -> Result<usize, ScopeError> {
         let mut found = Vec::new();
-        self.add_values(headers, &mut found)?;
+        self.add_values(request, &mut found)?;
         Ok(found.len())
     }
 
     /// Returns what it is, with its name.
     fn kind(&self) -> String {
-        match self.as_str().strip_prefix(COOKIE_PREFIX) {
-            Some(name) => format!("the cookie `{name}`"),
-            None => format!("the header `{}`", self.as_str()),
+        match self {
+            Self::Header(name) => format!("the header `{name}`"),
+            Self::Cookie(name) => format!("the cookie `{}`", name.as_str()),
+            Self::Claim(name) => {
+                format!("the claim `{}` of a bearer token in `Authorization`", name.as_str())
+            }
+        }
+    }
+
+    /// Returns whether its value is that of a header of credentials, whose scheme may change it with each request.
+    fn is_credentials(&self) -> bool {
+        matches!(self, Self::Header(name) if [AUTHORIZATION, PROXY_AUTHORIZATION].contains(name))
+    }
+}
+
+impl CookieName {
+    fn as_str(&self) -> &str {
+        &self.0[COOKIE_PREFIX.len()..]
+    }
+
+    /// Returns the value of the cookie; `None` if it is missing or empty.
+    fn value<'a>(&self, headers: &'a HeaderMap) -> Result<Option<&'a [u8]>, ScopeError> {
+        let name = self.as_str().as_bytes();
+        // HTTP/2 may have a line for each cookie (RFC 9113, 8.2.3).
+        let pairs = headers.get_all(COOKIE).iter();
+        let pairs = pairs.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+        let mut values = pairs.filter_map(|pair| {
+            let at = pair.iter().position(|byte| *byte == b'=')?;
+            (pair[..at].trim_ascii() == name).then(|| pair[at + 1..].trim_ascii())
+        });
+        let (value, second) = (values.next(), values.next());
+        match second {
+            Some(_) => Err(ScopeError::Ambiguous),
+            None => Ok(value.filter(|value| !value.is_empty())),
         }
     }
 }
@@ -314,6 +351,9 @@ impl FromStr for ScopePart {
 
     fn from_str(text: &str) -> Result<Self, InvalidScopePart> {
         let invalid = |_: InvalidHeaderName| InvalidScopePart;
+        if let Some(claim) = ClaimName::read(text) {
+            return claim.map(Self::Claim).ok_or(InvalidScopePart);
+        }
         let Some(cookie) = text.strip_prefix(COOKIE_PREFIX) else {
             return text.parse().map(Self::Header).map_err(invalid);
         };
@@ -324,19 +364,19 @@ impl FromStr for ScopePart {
 }
 
 fn from_parts(
-    headers: &HeaderMap,
+    request: &Parts,
     parts: &[ScopePart],
     missing: MissingScope,
 ) -> Result<Scope, ScopeError> {
     let mut found = Vec::new();
     for part in parts {
         let before = found.len();
-        part.add_values(headers, &mut found)?;
+        part.add_values(request, &mut found)?;
         let values = &found[before..];
         if values.is_empty() && missing == MissingScope::Reject {
             return Err(ScopeError::Missing);
         }
-        if is_credentials(part.header()) && values.iter().any(|(_, it)| changes_by_request(it)) {
+        if part.is_credentials() && values.iter().any(|(_, it)| changes_by_request(it)) {
             return Err(ScopeError::Unstable);
         }
     }
@@ -345,10 +385,6 @@ fn from_parts(
 
 fn has_text(value: &HeaderValue) -> bool {
     !value.as_bytes().trim_ascii().is_empty()
-}
-
-fn is_credentials(name: &HeaderName) -> bool {
-    [AUTHORIZATION, PROXY_AUTHORIZATION].contains(name)
 }
 
 fn changes_by_request(credentials: &[u8]) -> bool {

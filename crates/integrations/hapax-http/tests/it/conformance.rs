@@ -15,17 +15,17 @@ use hapax_core::{
     Store, StoreError, SystemClock,
 };
 use hapax_file::{FileOptions, FileStore, OpenError};
-use hapax_http::problem::DocsUrl;
+use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::{
     IdempotencyLayer, Reconcile, ReconcileRequest, ReconciledResponse, RouteOptions, RoutePolicy,
-    ScopeSource,
+    ScopePart, ScopeSource, TokenClaims,
 };
 use hapax_testkit::http::{
     Group, Handler, HookRequest, HookVerdict, HttpFixture, Instance, Protocol, ScenarioPolicy,
-    ScenarioScope, Starting, StoreLink, perform, play_all, reply,
+    ScenarioScope, Starting, StoreLink, TestIssuer, perform, play_all, reply,
 };
 use http::HeaderValue;
-use http::header::{LINK, RETRY_AFTER};
+use http::header::{AUTHORIZATION, LINK, RETRY_AFTER};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -115,6 +115,8 @@ fn start<'a>(store: Arc<dyn Store>, policy: ScenarioPolicy, handler: Handler) ->
             .build()
             .map_err(|error| error.to_string())?;
         let (grace, cors) = (policy.grace, policy.cors);
+        let has_claim = matches!(&policy.callers, ScenarioScope::Parts(parts, _)
+            if parts.iter().any(|part| matches!(part, ScopePart::Claim(_))));
         let entered = runtime.enter();
         let layer = layer(policy, Arc::clone(&store));
         drop(entered);
@@ -138,6 +140,10 @@ fn start<'a>(store: Arc<dyn Store>, policy: ScenarioPolicy, handler: Handler) ->
             }
             false => app,
         };
+        let app = match has_claim {
+            true => app.layer(axum::middleware::from_fn(verify)),
+            false => app,
+        };
         let app = match cors {
             Some(origin) => app.layer(cors_of(origin)),
             None => app,
@@ -152,6 +158,34 @@ fn start<'a>(store: Arc<dyn Store>, policy: ScenarioPolicy, handler: Handler) ->
         let runtime = Mutex::new(Some(runtime));
         Ok(Box::new(Service { address, layer, grace, store, runtime }) as Box<dyn Instance>)
     })
+}
+
+/// Middleware in front of the layer, which verifies the tokens of callers, as in any service.
+async fn verify(
+    mut request: axum::extract::Request,
+    next: axum::middleware::Next,
+) -> axum::response::Response {
+    let token = request.headers().get(AUTHORIZATION).and_then(|it| it.to_str().ok());
+    let token = token.and_then(|it| {
+        let (scheme, token) = it.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned())
+    });
+    if let Some(token) = token {
+        let Some(claims) = TestIssuer::of_scenarios().verify(&token) else {
+            let problem = Problem::new(Code::InvalidToken, "The token does not verify.");
+            return problem.response(None).map(axum::body::Body::from);
+        };
+        let mut named = TokenClaims::new(claims["iss"].as_str().unwrap()).unwrap();
+        for (name, value) in &claims {
+            named = match (value.as_str(), value.as_i64()) {
+                (Some(text), _) => named.text(name, text),
+                (_, Some(number)) => named.integer(name, number.into()),
+                _ => named,
+            };
+        }
+        request.extensions_mut().insert(named);
+    }
+    next.run(request).await
 }
 
 /// Whatever answers web pages is around the layer, as in any service.

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use hapax_core::Namespace;
 use hapax_gateway::{
-    CacheUrl, Config, ConfigError, GATEWAY_SETTINGS, GivenSettings, NamesSettings, POLICY_SETTINGS,
-    PolicyConfig, ROUTE_SETTINGS, ReloadError, Setting, StartError, StoreOpenError, StoreUrl,
-    TlsError,
+    CacheUrl, Config, ConfigError, GATEWAY_SETTINGS, GivenSettings, JwtKeysError, NamesSettings,
+    POLICY_SETTINGS, PolicyConfig, ROUTE_SETTINGS, ReloadError, Setting, StartError,
+    StoreOpenError, StoreUrl, TlsError,
 };
 use hapax_operators::{RegisterError, TokenError};
 use toml::Value;
@@ -75,7 +75,8 @@ impl Loaded {
     pub(super) fn failed(&self, error: &StartError) -> CliError {
         let failure = self.failure(error);
         let may_end = match error {
-            StartError::Tls(TlsError::Read { .. }) => true,
+            StartError::Tls(TlsError::Read { .. })
+            | StartError::JwtKeys(JwtKeysError::Read { .. }) => true,
             StartError::Listen { source, .. } => source.kind() != ErrorKind::PermissionDenied,
             StartError::AdminToken { source: TokenError::Read(_), .. } => true,
             StartError::AccessLog { source, .. } => {
@@ -106,6 +107,7 @@ impl Loaded {
             // The texts of these errors begin with the flag.
             StartError::AdminToken { .. } => self.sources.failure_of("admin_token_file", what),
             StartError::AccessLog { .. } => self.sources.failure_of("access_log", what),
+            StartError::JwtKeys(_) => self.sources.failure_of("jwt_keys", what),
             StartError::Register(RegisterError::Difference(_)) => {
                 self.sources.failure_of("namespace", format!("--namespace: {what}"))
             }

@@ -106,8 +106,9 @@ pub(super) enum KeysCommand {
         /// The Idempotency-Key, without quotes; @- reads it from standard input
         #[arg(value_name = "KEY", required_unless_present = "scope")]
         key: Option<String>,
-        /// The caller: the value of Authorization, or 'NAME: VALUE' for each header or cookie:NAME of
-        /// the gateway's --scope or --auth-scope, in its order, by which the hash has its parts
+        /// The caller: the value of Authorization, or 'NAME: VALUE' for each header, cookie:NAME or
+        /// jwt:CLAIM of the gateway's --scope or --auth-scope, in its order, by which the hash has its parts; of jwt:CLAIM
+        /// it is 'ISSUER CLAIM'
         #[arg(long, value_name = "VALUE")]
         scope: Vec<String>,
         /// Print JSON; errors too, on standard error, with a code
@@ -299,9 +300,9 @@ pub(super) struct RecordSelector {
     /// The Idempotency-Key, without quotes
     #[arg(value_name = "KEY", required_unless_present = "id")]
     key: Option<String>,
-    /// The caller of the key: the value of Authorization, or 'NAME: VALUE' for each header or
-    /// cookie:NAME of the gateway's --scope or --auth-scope, in its order. Needed unless the gateway
-    /// has --scope none or --scope-missing shared
+    /// The caller of the key: the value of Authorization, or 'NAME: VALUE' for each header,
+    /// cookie:NAME or jwt:CLAIM of the gateway's --scope or --auth-scope, in its order, like 'jwt:sub:
+    /// https://login.example user-7'. Needed unless the gateway has --scope none or --scope-missing shared
     #[arg(long, value_name = "VALUE")]
     scope: Vec<String>,
     /// The id of the record, or its first 8 digits or more, instead of a key

@@ -121,6 +121,7 @@ fn errors_do_not_repeat_values_that_may_be_secret() {
     let secret = "http://h/?token=s3cr3t x";
     for (variable, flag) in [
         ("HAPAX_AUTH_URL", "--auth-url"),
+        ("HAPAX_JWT_KEYS", "--jwt-keys"),
         ("HAPAX_UPSTREAM", "--upstream"),
         ("HAPAX_RECONCILE_URL", "--reconcile-url"),
         ("HAPAX_STORE", "--store"),

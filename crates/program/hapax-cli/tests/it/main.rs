@@ -33,6 +33,7 @@ mod service;
 mod session;
 mod shared;
 mod tls;
+mod tokens;
 mod torture;
 mod upgrade;
 mod waiting;

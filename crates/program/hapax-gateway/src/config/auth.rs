@@ -27,10 +27,13 @@ pub struct ForwardAuth {
 }
 
 impl ForwardAuth {
+    /// Default of [`timeout`](Self::timeout).
+    pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
+
     /// Configures a request to `url`, of whose response only the status is used.
     #[must_use]
     pub const fn new(url: Uri) -> Self {
-        Self { url, timeout: Duration::from_secs(2), scope: Vec::new(), copy: Vec::new() }
+        Self { url, timeout: Self::TIMEOUT, scope: Vec::new(), copy: Vec::new() }
     }
 
     /// Returns the headers that only the auth response can set, each once.

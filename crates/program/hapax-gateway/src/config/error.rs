@@ -123,6 +123,16 @@ errors! {
         CallerIsNamed = {
             [auth_scope] " contradicts " [scope_missing] ": the auth response must have the headers"
         }
+        JwtKeysTarget = {
+            [jwt_keys] " must be a file, or a URL like https://login.example/.well-known/jwks.json"
+        }
+        JwtKeysLoop { address: SocketAddr } = {
+            [jwt_keys] " is " [listen] " ({address}): the gateway would call itself"
+        }
+        ClaimUnverified = {
+            [scope] " jwt:CLAIM needs " [jwt_keys] ", " [jwt_issuer] " and " [jwt_audience] ", or " [auth_url]
+            ": a token that is not verified names no caller"
+        }
         AuthHeader { field: &'static str, header: HeaderName } = {
             (field) " cannot be `{header}`: it belongs to a message, to the gateway or to the client's \
              credentials"
@@ -192,6 +202,10 @@ errors! {
         ObserveAuth = {
             [observe] " contradicts " [auth_scope] ": an observed route sends no auth request, so \
              its caller is unknown"
+        }
+        ObserveClaim = {
+            [observe] " with " [scope] " jwt:CLAIM needs " [jwt_keys] ": an observed route sends no auth request, so its \
+             tokens would not be verified"
         }
         RoutePath { reason: String } = { "the path {reason}" }
         RouteName = {

@@ -32,7 +32,7 @@ pub struct PolicyConfig {
     pub grammar: Grammar,
     /// Protected methods. Default POST and PATCH.
     pub methods: Vec<Method>,
-    /// Headers that name the caller. Default: `authorization`, or those of
+    /// Parts of a request that name the caller: headers, cookies, claims of its token. Default: `authorization`, or those of
     /// [`ForwardAuth::scope`](super::ForwardAuth::scope).
     pub scope: Option<ScopeConfig>,
     /// Handling of a request in which a scope header is missing or empty. Default:
@@ -154,6 +154,9 @@ impl PolicyConfig {
             return Err(ConfigError::StrippedFingerprint { header: name.clone() });
         }
         let (callers, missing) = self.callers(config)?;
+        if self.has_claim() && !config.jwt.is_complete() && config.auth.is_none() {
+            return Err(ConfigError::ClaimUnverified);
+        }
         let key = &self.key_header;
         if !may_have_key(key)
             || callers.names().any(|name| name == key)

@@ -54,6 +54,10 @@ impl RouteConfig {
         if self.handling == RouteMode::Observe && caller_is_asked_for {
             return Err(ConfigError::ObserveAuth);
         }
+        let is_verified = config.jwt.is_complete() || !self.policy.has_claim();
+        if self.handling == RouteMode::Observe && config.auth.is_some() && !is_verified {
+            return Err(ConfigError::ObserveClaim);
+        }
         self.policy.resolve(config)
     }
 

@@ -27,11 +27,12 @@ use tokio::runtime::Handle;
 
 use crate::budget::MaxBodies;
 use crate::config::{
-    Config, ConfigError, NamesSettings, PolicyConfig, RouteMode, ScopeConfig, changed,
+    Config, ConfigError, JwtKeys, NamesSettings, PolicyConfig, RouteMode, ScopeConfig, changed,
 };
 use crate::reconcile;
 use crate::routes::RouteTable;
 use crate::snapshot::{CurrentConfig, SharedResources};
+use crate::tokens::JwtKeysError;
 
 /// Settings that may change, but not to more than was the largest at the start.
 const BODY_REQUEST: &str = "max_request_body";
@@ -49,6 +50,8 @@ pub enum ReloadError {
     Https,
     /// Another process of the namespace names or compares operations otherwise.
     Shared(Box<UserDifference>),
+    /// The keys of bearer tokens cannot be used.
+    JwtKeys(JwtKeysError),
 }
 
 impl NamesSettings for ReloadError {
@@ -69,6 +72,7 @@ impl NamesSettings for ReloadError {
                 "https for a URL, where there was none before, needs a restart".to_owned()
             }
             Self::Shared(difference) => difference.to_string(),
+            Self::JwtKeys(error) => format!("{}: {error}", name("jwt_keys")),
         }
     }
 
@@ -105,6 +109,11 @@ impl ReloadState {
     /// Creates the state. It must be called on a tokio runtime.
     pub(super) fn new(config: Config, largest: MaxBodies) -> Self {
         Self { in_force: Mutex::new(config), largest, runtime: Handle::current() }
+    }
+
+    /// Begins to fetch the keys of bearer tokens, if they have a URL.
+    pub(super) fn fetch_keys(&self, current: &CurrentConfig, resources: &SharedResources) {
+        current.load().fetch_keys(&self.runtime, &resources.metrics);
     }
 
     /// Probes each reconcile URL in the background, and warns of those whose responses are not as
@@ -148,10 +157,14 @@ impl ReloadState {
             return Err(ReloadError::Https);
         }
         let routes = super::user::routes(&config, &resolved);
-        let snapshot = resources.snapshot(&config, resolved, Some(&current.load()))?;
+        let before = current.load();
+        let tokens = resources.tokens(&config, &resolved, Some(&before));
+        let tokens = tokens.map_err(ReloadError::JwtKeys)?;
+        let snapshot = resources.snapshot(&config, resolved, tokens, Some(&before))?;
         // The last check: it changes the entry.
         user.replace(config.upstream.to_string(), routes).map_err(ReloadError::Shared)?;
         current.store(Arc::new(snapshot));
+        self.fetch_keys(current, resources);
         self.probe(current);
         compare(&in_force, &config);
         warn(&config);
@@ -163,6 +176,11 @@ impl ReloadState {
 /// Warns of changes under which the retry of what was executed may execute again.
 fn compare(before: &Config, after: &Config) {
     let ChangedRoutes { open, anew } = ChangedRoutes::of(before, after);
+    if before.jwt.issuer.is_some() && before.jwt.issuer != after.jwt.issuer {
+        tracing::warn!(
+            "jwt_issuer has changed: where a claim names the caller, keys used before are new keys now"
+        );
+    }
     for (paths, what) in [
         (open, "requests are no longer protected"),
         (anew, "the scope has changed: keys used before are new keys now"),
@@ -246,6 +264,18 @@ pub(super) fn warn(config: &Config) {
                  another caller, and it executes again; name the cookie of the session, as cookie:NAME"
             );
         }
+    }
+    if config.policies().any(PolicyConfig::has_claim) && config.jwt.keys.is_none() {
+        tracing::warn!(
+            "auth_url has to verify the bearer token of each request that it allows, since claims of the token name the \
+             caller: a server that decides by anything else allows a caller to name another one. With jwt_keys, \
+             jwt_issuer and jwt_audience the gateway verifies it"
+        );
+    }
+    if config.jwt.keys.as_ref().is_some_and(JwtKeys::is_unprotected) {
+        tracing::warn!(
+            "jwt_keys is fetched without TLS: who replaces the keys on the network can name any caller; use https"
+        );
     }
     let open = |policy: &PolicyConfig| policy.store_outage == StoreOutage::Open;
     if config.policies().any(open) {

@@ -40,6 +40,7 @@ pub(crate) struct RouteCounts {
     not_retained: AtomicU64,
     invalid_override: AtomicU64,
     asked: AtomicU64,
+    other_caller: AtomicU64,
     reconciled: [AtomicU64; ReconcileResult::ALL.len()],
     would: [AtomicU64; ObservedResult::ALL.len()],
     would_reject: [AtomicU64; Code::ALL.len()],
@@ -103,6 +104,11 @@ impl RouteCounts {
     /// Counts a request that was answered by a problem.
     pub(crate) fn rejected(&self, code: Code) {
         add(&self.rejected[index(code)]);
+    }
+
+    /// Counts an execution whose key and request one of another caller had.
+    pub(crate) fn other_caller(&self) {
+        add(&self.other_caller);
     }
 
     pub(crate) fn would(&self, would: ObservedResult) {
@@ -235,7 +241,7 @@ type Series = Vec<(String, u64)>;
 
 type Of = fn(&RouteCounts) -> &AtomicU64;
 
-const ONE_EACH: [(&str, &str, Of); 7] = [
+const ONE_EACH: [(&str, &str, Of); 8] = [
     ("hapax_reexecutions_total", "Executions after the first one of a record.", |it| &it.retried),
     ("hapax_replays_total", "Outcomes that were replayed.", |it| &it.replayed),
     (
@@ -255,6 +261,11 @@ const ONE_EACH: [(&str, &str, Of); 7] = [
         "hapax_invalid_overrides_total",
         "Idempotency-Outcome or -Retention of the upstream that were ignored.",
         |it| &it.invalid_override,
+    ),
+    (
+        "hapax_same_request_other_caller_total",
+        "Executions whose key and request a recent one of another caller had, as far as this process remembers.",
+        |it| &it.other_caller,
     ),
     ("hapax_reconcile_questions_total", "Requests to reconcile URLs.", |it| &it.asked),
 ];
@@ -319,6 +330,7 @@ impl Observer for RouteObserver {
             RequestEvent::NotRetained => add(&counts.not_retained),
             RequestEvent::InvalidOverride => add(&counts.invalid_override),
             RequestEvent::ReconcileStarted => add(&counts.asked),
+            RequestEvent::OtherCaller => counts.other_caller(),
             // Later versions of the layer may emit more events.
             _ => {}
         }

@@ -36,6 +36,7 @@ mod routes;
 mod stripe;
 mod switch;
 mod tls;
+mod tokens;
 mod two;
 mod undecided;
 mod wire;

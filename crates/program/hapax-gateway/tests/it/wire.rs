@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_gateway::{
-    Config, Cors, Gateway, Origins, PolicyConfig, RunningGateway, StoreUrl,
-    UpstreamProtocol as Spoken,
+    Config, Cors, Gateway, JwtConfig, JwtKeys, Origins, PolicyConfig, RunningGateway, ScopeConfig,
+    StoreUrl, UpstreamProtocol as Spoken,
 };
 use hapax_http::problem::DocsUrl;
+use hapax_http::server::ScopePart;
 use hapax_http::stored_response::Cookies;
 use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::http::{
     ExecutionCount, Group, Handler, HandlerRequest, Hook, HookRequest, HookVerdict, HttpFixture,
-    Instance, Protocol, ScenarioPolicy, ScenarioScope, Starting, StoreLink, TestServer, handler,
-    play_all, reply, serve,
+    Instance, Protocol, ScenarioPolicy, ScenarioScope, Starting, StoreLink, TestIssuer, TestServer,
+    handler, play_all, reply, serve,
 };
 use hapax_testkit::servers::{PostgresServer, RedisServer};
 use tempfile::TempDir;
@@ -95,6 +96,7 @@ impl HttpFixture for Place {
             };
             let mut config = config(&policy, store, &upstream, hook.as_ref());
             config.transport.upstream_protocol = spoken;
+            let keys = issuer(&mut config).await;
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()
@@ -110,10 +112,30 @@ impl HttpFixture for Place {
             };
             let address = running.local_addr();
             let held = Mutex::new(Some((running, runtime)));
-            Ok(Box::new(Gate { address, held, link, _servers: (upstream, hook) })
+            Ok(Box::new(Gate { address, held, link, _servers: (upstream, hook, keys) })
                 as Box<dyn Instance>)
         })
     }
+}
+
+/// Has tokens verified by the keys of the issuer of scenarios, if a claim names callers.
+async fn issuer(config: &mut Config) -> Option<TestServer> {
+    let parts = config.policy.scope.iter().flat_map(ScopeConfig::parts);
+    if !parts.into_iter().any(|part| matches!(part, ScopePart::Claim(_))) {
+        return None;
+    }
+    let set = TestIssuer::of_scenarios().key_set();
+    let keys = serve(handler(move |_| {
+        let answer = reply(200, set.clone());
+        async move { answer }
+    }))
+    .await;
+    config.jwt = JwtConfig {
+        keys: Some(JwtKeys::Url(format!("http://{}/keys", keys.address).parse().unwrap())),
+        issuer: Some(TestIssuer::ISSUER.to_owned()),
+        audience: Some(TestIssuer::AUDIENCE.to_owned()),
+    };
+    Some(keys)
 }
 
 /// What a hook says, as a server that is asked over HTTP.
@@ -209,7 +231,7 @@ struct Gate {
     address: SocketAddr,
     held: Mutex<Option<(RunningGateway, Runtime)>>,
     link: Option<Frozen>,
-    _servers: (TestServer, Option<TestServer>),
+    _servers: (TestServer, Option<TestServer>, Option<TestServer>),
 }
 
 impl Drop for Gate {

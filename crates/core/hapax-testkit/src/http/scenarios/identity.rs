@@ -4,10 +4,11 @@ use hapax_core::{JsonPointers, OnUnknown};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use hapax_http::server::MissingScope;
 use http::{HeaderName, Method};
+use serde_json::{Value, json};
 
 use crate::http::{
     ExecutionCount, HandlerGate, ScenarioContext, ScenarioPolicy, ScenarioScope, TestInstance,
-    TestRequest, counting, handler, reply,
+    TestIssuer, TestRequest, counting, handler, reply,
 };
 
 fn by(names: &[&'static str], missing: MissingScope) -> ScenarioPolicy {
@@ -119,6 +120,88 @@ pub async fn w36_a_cookie_and_a_header_name_the_caller_together(arena: ScenarioC
         stage.send(of(cookies)).await.is_replay(201, run);
     }
     stage.send(of("x=1")).await.is_replay(201, "3");
+}
+
+pub async fn w36_a_claim_of_a_verified_token_may_name_the_caller(arena: ScenarioContext) {
+    let (runs, issuer) = (ExecutionCount::new(), TestIssuer::of_scenarios());
+    let stage = arena.start(by(&["jwt:sub"], MissingScope::Reject), counting(&runs)).await;
+    let (anna, ben) = (arena.unique("anna"), arena.unique("ben"));
+    let with = |token: String| stage.post("k").header("authorization", format!("Bearer {token}"));
+    let of = |sub: &str, jti: u32| with(issuer.token(&json!({ "sub": sub, "jti": jti })));
+    stage.send(of(&anna, 1)).await.is_first(201, "1");
+    // The token was renewed.
+    stage.send(of(&anna, 2)).await.is_replay(201, "1");
+    stage.send(of(&ben, 1)).await.is_first(201, "2");
+    let scheme = issuer.token(&json!({ "sub": ben }));
+    let lower = stage.post("k").header("authorization", format!("bearer  {scheme}"));
+    stage.send(lower).await.is_replay(201, "2");
+    for claims in [json!({}), json!({ "sub": "" }), json!({ "Sub": anna })] {
+        stage.send(with(issuer.token(&claims))).await.is_rejected(400, "missing-scope");
+    }
+    stage.send(stage.post("k").without("authorization")).await.is_rejected(400, "missing-scope");
+    stage
+        .send(stage.post("k").header("authorization", "Basic YTpi"))
+        .await
+        .is_rejected(400, "missing-scope");
+    let second = format!("Bearer {}", issuer.token(&json!({ "sub": ben })));
+    let twice = of(&anna, 1).more("authorization", second);
+    stage.send(twice).await.is_rejected(400, "malformed-request");
+    assert_eq!(runs.count(), 2);
+}
+
+pub async fn w36_a_token_that_does_not_verify_is_rejected_and_claims_nothing(
+    arena: ScenarioContext,
+) {
+    let (runs, issuer) = (ExecutionCount::new(), TestIssuer::of_scenarios());
+    let stage = arena.start(by(&["jwt:sub"], MissingScope::Reject), counting(&runs)).await;
+    let claims = json!({ "sub": arena.unique("anna") });
+    let with = |token: &str| stage.post("k").header("authorization", format!("Bearer {token}"));
+    let invalid = [
+        TestIssuer::new("scenarios", 2).token(&claims),
+        issuer.token_of(&json!({ "alg": "none" }), &claims),
+        issuer.token(&json!({ "sub": claims["sub"], "exp": 1_000_000_000 })),
+        "opaque".to_owned(),
+    ];
+    let rejected = async || {
+        for token in &invalid {
+            let response = stage.send(with(token)).await;
+            response.is_rejected(401, "invalid-token");
+            assert_eq!(response.header("www-authenticate"), "Bearer error=\"invalid_token\"");
+        }
+    };
+    rejected().await;
+    assert_eq!(runs.count(), 0);
+    stage.send(with(&issuer.token(&claims))).await.is_first(201, "1");
+    // Nor is anything replayed, or rejected as reused.
+    rejected().await;
+    stage.send(with(&issuer.token(&claims))).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+pub async fn w36_a_claim_and_a_header_name_the_caller_together(arena: ScenarioContext) {
+    let (runs, issuer) = (ExecutionCount::new(), TestIssuer::of_scenarios());
+    let parts = ["x-tenant", "jwt:sub", "jwt:https://shop.example/number"];
+    let stage = arena.start(by(&parts, MissingScope::Shared), counting(&runs)).await;
+    let (tenant, key) = (arena.unique("tenant"), arena.unique("k"));
+    let of = |claims: &Value| {
+        let token = format!("Bearer {}", issuer.token(claims));
+        stage.post(&key).header("x-tenant", &tenant).header("authorization", token)
+    };
+    let number = "https://shop.example/number";
+    let callers = [
+        json!({ "sub": "7" }),
+        json!({ "sub": 7 }),
+        json!({ "sub": "=7" }),
+        json!({ number: "7" }),
+        json!({ number: 7, "sub": "7" }),
+        json!({}),
+    ];
+    for (at, claims) in callers.iter().enumerate() {
+        let run = (at + 1).to_string();
+        stage.send(of(claims)).await.is_first(201, &run);
+        stage.send(of(claims)).await.is_replay(201, &run);
+    }
+    stage.send(of(&json!({})).without("authorization")).await.is_replay(201, "6");
 }
 
 pub async fn w06_a_missing_scope_may_be_a_shared_scope(arena: ScenarioContext) {

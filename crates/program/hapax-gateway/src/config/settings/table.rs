@@ -162,6 +162,14 @@ settings! {
     /// Headers of the auth response that your service gets; it gets none of these names from
     /// clients
     auth_copy: Headers => (|it| it.auth, |auth| auth.copy, needs auth_url ": there is no answer");
+    /// Keys of the issuer of bearer tokens, where a claim names the caller (`scope` jwt:CLAIM): a file with a JWK Set,
+    /// read at the start and on a reload; or its URL, read every five minutes, and for a token with an unknown key
+    /// every ten seconds at most. A token that these keys do not verify is 401. Without it `auth_url` verifies tokens
+    jwt_keys: Option<Keys> = "none" => (|it| it.jwt.keys);
+    /// Issuer of the tokens: what their claim `iss` must be
+    jwt_issuer: Option<Word> = "none" => (|it| it.jwt.issuer);
+    /// Audience of the tokens: what their claim `aud` must be, or contain
+    jwt_audience: Option<Word> = "none" => (|it| it.jwt.audience);
     /// Memory of the whole process: 192 KiB for each of `max_connections`, 32 MiB for the program,
     /// and the rest for the store, deferred outcomes, and bodies
     max_memory: Size, Fixed => (|it| it.limits.memory);
@@ -257,9 +265,9 @@ settings! {
     grammar: Choice<Grammar> => (|it| it.grammar);
     /// Protected methods
     methods: Methods => (|it| it.methods);
-    /// Request headers, and cookies as cookie:NAME, whose values together name the caller, so that the
-    /// same key of two callers is two keys; `none` gives all callers one scope, in which they get each
-    /// other's responses
+    /// Request headers, cookies as cookie:NAME, and claims of a bearer token as jwt:CLAIM, like jwt:sub, whose values
+    /// together name the caller, so that the same key of two callers is two keys; `none` gives all callers one scope,
+    /// in which they get each other's responses. A claim needs `jwt_keys`, `jwt_issuer` and `jwt_audience`, or `auth_url`
     scope: Option<Callers> = "authorization" => (|it| it.scope);
     /// Handling of a request with a key in which a scope header is missing or empty. reject: 400;
     /// shared: one scope for all such callers, who get each other's responses

@@ -17,7 +17,7 @@ use hapax_http::statuses::StatusRange;
 use hapax_proxy::{ByteSize, IpNetwork, UpstreamProtocol, parse_duration};
 use http::{HeaderName, Method, Uri};
 
-use super::super::{CorsHeaders, LogFormat, Origins, ScopeConfig};
+use super::super::{CorsHeaders, JwtKeys, LogFormat, Origins, ScopeConfig};
 use crate::store::{CacheUrl, StoreUrl};
 
 /// How a value is written.
@@ -187,6 +187,28 @@ setting_types! {
     /// A namespace, which may be empty.
     ServiceName: Namespace = Text "NAME" {
         |words| single(words, str::parse::<Namespace>), |name| one(name)
+    }
+    /// A text without white space.
+    Word: String = Text "TEXT" {
+        |words| single(words, |word| match word {
+            text if text.is_empty() || text.contains(char::is_whitespace) => {
+                Err("expected a text without white space, like https://login.example")
+            }
+            text => Ok(text.to_owned()),
+        }),
+        |word| one(word)
+    }
+    /// A JWK Set: a path, or a URL whose query may be secret.
+    Keys: JwtKeys = Text "PATH", secret(|word| word.contains("://") && word.contains('?')) {
+        |words| single(words, |word| match word {
+            "" => Err("expected a path or a URL, found nothing".to_owned()),
+            url if url.contains("://") => uri(url).map(JwtKeys::Url),
+            path => Ok(JwtKeys::File(path.into())),
+        }),
+        |keys| match keys {
+            JwtKeys::File(path) => one(path.display()),
+            JwtKeys::Url(uri) => shown_uri(uri),
+        }
     }
     Path: PathBuf = Text "PATH" {
         |words| single(words, |word| match word {
@@ -378,8 +400,8 @@ fn texts_or_none<T: Display>(values: &Vec<T>) -> Vec<String> {
 }
 
 fn part_of_scope(word: &str) -> Result<ScopePart, &'static str> {
-    let expected =
-        "expected the name of a header, like x-user, or of a cookie, like cookie:session";
+    let expected = "expected the name of a header, like x-user, of a cookie, like cookie:session, or of a claim, like \
+                    jwt:sub";
     word.trim().parse().map_err(|_| expected)
 }
 
