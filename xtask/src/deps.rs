@@ -141,7 +141,9 @@ fn c_code(krate: &str, tree: &[Node], may: &[&str]) -> Vec<String> {
 fn side_doors(source: &Source) -> Vec<String> {
     let in_library = source.path.starts_with("crates")
         && source.path.components().nth(3).is_some_and(|part| part.as_os_str() == "src");
-    if !in_library {
+    let is_test = source.path.ends_with("tests.rs")
+        || source.path.parent().is_some_and(|folder| folder.ends_with("tests"));
+    if !in_library || is_test {
         return Vec::new();
     }
     let code = source.text.lines().enumerate().filter(|(_, line)| !line.trim().starts_with("//"));
@@ -198,6 +200,8 @@ mod tests {
         assert_eq!(side_doors(&source("crates/core/hapax-core/src/clock.rs", line)).len(), 0);
         assert_eq!(side_doors(&source("crates/core/hapax-core/src/lease.rs", line)).len(), 1);
         assert_eq!(side_doors(&source("crates/core/hapax-core/tests/it.rs", line)).len(), 0);
+        assert_eq!(side_doors(&source("crates/core/hapax-core/src/lease/tests.rs", line)).len(), 0);
+        assert_eq!(side_doors(&source("crates/core/hapax-core/src/tests/a.rs", line)).len(), 0);
         assert_eq!(
             side_doors(&source("crates/core/hapax-core/src/a.rs", "// SystemTime")).len(),
             0
