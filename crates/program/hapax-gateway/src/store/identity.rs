@@ -11,6 +11,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hapax_core::{Key, Namespace, OperationId, Scope, Secret};
 
@@ -102,8 +103,10 @@ impl IdentityFile {
         let mut text = others.fold(String::new(), |text, line| text + line + "\n");
         text.push_str(&format!("{}{identity}\n", self.prefix()));
         // A crash leaves either the old or the new file. Gateways that share a secret may write at
-        // once: each uses a separate temporary name, and the last one counts.
-        let new = with_suffix(path, &format!(".{}", std::process::id()));
+        // once, also in one process: each uses a separate temporary name, and the last one counts.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let new = with_suffix(path, &format!(".{}-{number}", std::process::id()));
         let mut file = File::create(&new)?;
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all())?;
         std::fs::rename(&new, path)?;
