@@ -17,6 +17,7 @@ mod resume;
 mod retry;
 mod timer;
 mod transact;
+mod unretried;
 mod waiters;
 
 pub use claim::{Claim, ClaimError};
@@ -37,3 +38,4 @@ pub use transact::{
 };
 #[cfg(feature = "function")]
 pub use transact::{OperationError, TransactError};
+pub use unretried::{Reconciled, UndecidedOperation};

@@ -7,6 +7,7 @@
 mod completion;
 mod executions;
 mod ownership;
+mod unretried;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -264,7 +265,8 @@ impl ClaimExchange {
         };
         let lease_id = LeaseId::fresh(entropy)?;
         let ClaimRequest { terms, settle, .. } = self.claim;
-        let event = Event::Reconciled { announced, lease_id, terms, settle, verdict };
+        let description = self.claim.description.as_ref();
+        let event = Event::Reconciled { announced, lease_id, terms, settle, description, verdict };
         match step(&self.seen, &event) {
             Step::Write(draft) => self.send(Intent::Conclude, draft, entropy),
             Step::Execute(draft) => self.send(Intent::Execute, draft, entropy),
@@ -426,19 +428,18 @@ pub enum WriteResult {
     Lost,
     /// Owner: the record of its generation is gone. The write may have been stored before.
     Gone,
-    /// Operator, amendment: there is no record.
+    /// Operator, call of a hook, amendment: there is no record.
     NotFound,
-    /// Operator: the record is in flight, or done, and the decision does not force that.
+    /// Operator, call of a hook: as [`Step::Rejected`].
     Rejected,
-    /// Operator: the request may still execute until this time of the store's clock, and the decision
-    /// does not force that.
+    /// Operator, call of a hook: as [`Step::MayExecute`].
     MayExecute {
         /// The time.
         until: Timestamp,
     },
     /// Operator: the record is that of a saga.
     Saga,
-    /// Operator, amendment: the record has changed since it was read.
+    /// Operator, call of a hook, amendment: the record has changed since it was read.
     Changed,
     /// [`MAX_CONFLICTS`] in a row: nothing was written.
     Contended,
@@ -453,7 +454,7 @@ pub struct Resolved {
     pub was: Snapshot,
 }
 
-/// A write in progress: an owner's or an operator's.
+/// A write in progress: an owner's, an operator's, or about the call of a hook.
 #[derive(Debug)]
 pub struct WriteExchange {
     key: OperationId,

@@ -128,7 +128,8 @@ pub use clock::{Clock, SystemClock, Timestamp};
 pub use engine::{
     Claim, ClaimError, DetachOnDrop, DetachSwitch, EngineError, EngineLimits, EngineStats,
     Execution, ExecutionEnd, ExecutionResult, FinishError, Idempotency, IdempotencyBuilder, Lease,
-    LeaseHandle, OperationPanicked, OperationRequest, Quarantine, Quarantines, Reconciliation,
+    LeaseHandle, OperationPanicked, OperationRequest, Quarantine, Quarantines, Reconciled,
+    Reconciliation, UndecidedOperation,
 };
 #[cfg(feature = "function")]
 pub use engine::{

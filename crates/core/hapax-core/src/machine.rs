@@ -35,6 +35,9 @@
 //! *Once settled*: without `force` an operator's *did not happen* is rejected while the request
 //! [may still execute](may_execute_until).
 //!
+//! *Without a retry* a hook is [announced](Announcement) for the undecided record of one execution, named by its fence,
+//! and its verdict concludes it. This claims nothing, so nothing executes: after *did not happen* the key is released.
+//!
 //! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so a process with a laxer
 //! configuration does not weaken the guarantee of another process.
 
@@ -43,6 +46,7 @@ mod operator;
 mod quarantine;
 mod release;
 mod settle;
+mod unretried;
 
 use std::fmt;
 use std::time::Duration;
@@ -55,12 +59,13 @@ use self::operator::{amend, by_operator};
 pub use self::quarantine::ClaimQuarantine;
 use self::quarantine::{after_lost_requests, quarantined};
 use self::release::{fingerprint_by, redirect_of, redirected, released, withdrawn};
-use self::settle::with_end;
 pub use self::settle::{SETTLE_MARGIN, may_execute_until};
+pub use self::unretried::Announcement;
+use self::unretried::{announce, called, denied_by_hook};
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::record::{LeaseId, OnUnknown, Outcome, Record, RecordState, Terms, WriteId};
-use crate::store::{Draft, Snapshot, Stamp, StoredRecord};
+use crate::store::{Draft, Snapshot, StoredRecord};
 
 /// Event that may change a record.
 #[derive(Clone, Debug)]
@@ -79,8 +84,21 @@ pub enum Event<'a> {
         terms: Terms,
         /// The claimer's settle time, as in [`ClaimEvent`].
         settle: Option<Duration>,
+        /// The claimer's description, as in [`ClaimEvent`].
+        description: Option<&'a Bytes>,
         /// The verdict.
         verdict: Verdict,
+    },
+    /// A call of a hook without a retry: [`Step::Write`] announces it in the record.
+    Announce(Announcement),
+    /// The verdict of a hook that was called after the write `announced`, without a retry that could execute.
+    Conclude {
+        /// Write id of that write: the verdict counts only while the record has it.
+        announced: WriteId,
+        /// The verdict.
+        verdict: Verdict,
+        /// Decision that the record keeps if the operation did not happen.
+        note: Option<Bytes>,
     },
     /// The decision of an operator.
     Resolve(Resolve),
@@ -259,7 +277,7 @@ pub enum Step {
         /// Time after which another claim may succeed.
         remaining: Duration,
     },
-    /// Owner, verdict, operator, amendment: write this.
+    /// Owner, announcement, verdict, operator, amendment: write this.
     Write(Draft),
     /// Owner, operator: the record has this state already.
     Recorded,
@@ -267,18 +285,20 @@ pub enum Step {
     Lost,
     /// Owner: the record of its generation is gone; its result may have been stored before.
     Gone,
-    /// Operator, amendment, claim that adopts: there is no record.
+    /// Operator, announcement, amendment, claim that adopts: there is no record.
     NotFound,
-    /// Operator: rejected, as the record is in flight or done and the decision does not force that.
+    /// Operator: rejected, as the record is in flight or done and the decision does not force that. Announcement: the
+    /// record is in flight, or its policy does not call a hook.
     Rejected,
-    /// Operator: rejected, as the request may still execute until this time of the store's clock.
+    /// Operator: rejected, as the request may still execute until this time of the store's clock. Announcement: the hook
+    /// may be called from this time.
     MayExecute {
         /// The time.
         until: Timestamp,
     },
     /// Operator: rejected, as the record is that of a saga, whose checkpoint would be lost.
     Saga,
-    /// Verdict, operator, amendment: the record has changed since it was read.
+    /// Announcement, verdict, operator, amendment: the record has changed since it was read.
     Changed,
 }
 
@@ -304,8 +324,13 @@ pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
     match event {
         Event::Claim(event) => claim(seen, &standing, event),
         Event::Owner(owner, action) => by_owner(&standing, *owner, action),
-        Event::Reconciled { announced, lease_id, terms, settle, verdict } => {
-            by_hook(&standing, *announced, (*lease_id, *terms, *settle), verdict)
+        Event::Reconciled { announced, lease_id, terms, settle, description, verdict } => {
+            let claimer = (*lease_id, *terms, *settle, *description);
+            by_hook(&standing, *announced, verdict, Denied::Execute(claimer))
+        }
+        Event::Announce(announcement) => announce(seen.now, &standing, announcement),
+        Event::Conclude { announced, verdict, note } => {
+            by_hook(&standing, *announced, verdict, Denied::Release(note.as_ref()))
         }
         Event::Resolve(resolve) => by_operator(seen.now, &standing, resolve),
         Event::Amend(amendment) => amend(&standing, amendment),
@@ -415,27 +440,19 @@ fn by_policy(
     reconcile_from: Option<Timestamp>,
     event: &ClaimEvent<'_>,
 ) -> Step {
-    let reconcile_from =
-        reconcile_from.map(|from| from.max(after_lost_requests(now, stored, event)));
+    let lost_until = |hook: HookTiming| {
+        after_lost_requests(now, stored, event.quarantine, event.terms.lease, hook)
+    };
+    let reconcile_from = reconcile_from.map(|from| from.max(event.hook.map_or(now, lost_until)));
     match stored.record.terms.on_unknown.max(event.terms.on_unknown) {
         OnUnknown::Block => Step::Unknown { reconcile_in: None },
         OnUnknown::Reexecute => {
-            Step::Execute(takeover(stored, (event.lease_id, event.terms, event.settle)))
+            let claimer = (event.lease_id, event.terms, event.settle, event.description);
+            Step::Execute(takeover(stored, claimer))
         }
         OnUnknown::Reconcile => match (event.hook, reconcile_from) {
             (Some(hook), Some(from)) if from <= now && event.may_reconcile => {
-                Step::Reconcile(Draft {
-                    record: Record {
-                        state: RecordState::Unknown { seen: seen.clone(), reconciling: true },
-                        extensions: with_end(stored),
-                        ..stored.record.clone()
-                    },
-                    // The lease id stays: the owner's own late outcome still counts.
-                    stamp: Stamp::Keep,
-                    lease: hook.timeout,
-                    keep: keep_unfinished(&stored.record.terms)
-                        .map(|keep| keep.saturating_add(hook.timeout)),
-                })
+                Step::Reconcile(called(stored, seen, hook))
             }
             (_, from) => {
                 Step::Unknown { reconcile_in: event.hook.and(from).map(|from| from.since(now)) }
@@ -513,11 +530,19 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
     }
 }
 
+/// The step that follows from the verdict that an operation did not happen.
+enum Denied<'a> {
+    /// The claimer executes.
+    Execute(Claimer<'a>),
+    /// The key is released, with this decision.
+    Release(Option<&'a Bytes>),
+}
+
 fn by_hook(
     standing: &Standing<'_>,
     announced: WriteId,
-    claimer: Claimer,
     verdict: &Verdict,
+    denied: Denied<'_>,
 ) -> Step {
     let Standing::Unknown(stored, state) = standing else { return Step::Changed };
     if stored.write_id != announced {
@@ -525,7 +550,11 @@ fn by_hook(
     }
     match verdict {
         Verdict::Happened(outcome) => Step::Write(done(&stored.record, outcome, None)),
-        Verdict::DidNotHappen => Step::Execute(takeover(stored, claimer)),
+        Verdict::DidNotHappen => match denied {
+            Denied::Execute(claimer) => Step::Execute(takeover(stored, claimer)),
+            // The hook's promise is about this fence, and the next claim has a larger one.
+            Denied::Release(note) => Step::Write(denied_by_hook(&stored.record, note)),
+        },
         Verdict::CannotSay => Step::Write(unknown(&stored.record, state.seen.clone())),
     }
 }

@@ -29,7 +29,7 @@ use crate::register::QuarantineError;
 type Api = State<Arc<OperatorsState>>;
 
 /// Calls of the API: method, path, purpose.
-pub(crate) const INDEX: [(&str, &str, &str); 22] = [
+pub(crate) const INDEX: [(&str, &str, &str); 23] = [
     ("GET", "/api/stats", "what is in progress, and what was counted"),
     (
         "GET",
@@ -37,6 +37,11 @@ pub(crate) const INDEX: [(&str, &str, &str); 22] = [
         "records: ?state=in-flight|done|unknown|released|expired &limit=N &after=ID &caller=HASH",
     ),
     ("GET", "/api/keys/count", "the records that wait for a decision, by route, reason and minute"),
+    (
+        "GET",
+        "/api/keys/undecided",
+        "a part of a walk over the records whose outcome is unknown: ?from=NEXT, of the part before",
+    ),
     (
         "GET",
         "/api/keys/ID",
@@ -95,6 +100,7 @@ pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
         .route("/stats", get(stats))
         .route("/keys", get(list))
         .route("/keys/count", get(count))
+        .route("/keys/undecided", get(undecided))
         .route("/keys/lookup", post(lookup))
         .route("/keys/find", post(find))
         .route("/keys/hash", post(hash))
@@ -154,6 +160,21 @@ async fn list(State(shared): Api, list: Result<Query<ListQuery>, QueryRejection>
 
 async fn count(State(shared): Api) -> Response {
     Json(shared.census.groups()).into_response()
+}
+
+/// The position of a walk.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WalkQuery {
+    #[serde(default)]
+    from: Option<String>,
+}
+
+async fn undecided(State(shared): Api, walk: Result<Query<WalkQuery>, QueryRejection>) -> Response {
+    match walk {
+        Err(rejected) => error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text()),
+        Ok(Query(WalkQuery { from })) => answer(shared.keys.undecided(from.as_deref()).await),
+    }
 }
 
 fn is_hash(text: &str) -> bool {

@@ -11,6 +11,8 @@
 //!
 //! The file is opened for each line, so that it may be rotated by renaming.
 
+mod reconcile;
+
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::SocketAddr;
@@ -21,6 +23,7 @@ use hapax_core::{Clock, Entropy, Namespace, SystemClock, SystemEntropy};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+pub use self::reconcile::ReconcileDecision;
 use crate::keys::rfc3339;
 use crate::{Decision, OperatorError, OperatorVerdict, QuarantineStart, RecordBefore};
 
@@ -41,6 +44,8 @@ pub enum DecisionChannel {
     Api,
     /// `hapax keys` or `hapax saga` on a store that it opened itself.
     Cli,
+    /// A reconcile URL, without a retry and without an operator.
+    Hook,
 }
 
 /// The operator who made a decision.
@@ -65,10 +70,11 @@ impl Decider {
     }
 }
 
-/// An operator's decision, as its record keeps it.
+/// The decision of an operator or of a reconcile URL, as its record keeps it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DecisionNote {
-    /// The id that its lines in the audit file have.
+    /// The id that its lines in the audit file have; empty without lines there.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub decision: String,
     /// The time, RFC 3339.
     pub at: String,

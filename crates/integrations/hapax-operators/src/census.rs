@@ -19,13 +19,16 @@ use hapax_core::store::{
     BoxFuture, Capabilities, Cursor, Reaped, ScanStep, Snapshot, Stamped, StoredRecord, Swap,
     Swapped,
 };
-use hapax_core::{Inspect, OnUnknown, OperationId, RecordState, Store, StoreError, Timestamp};
+use hapax_core::{
+    Inspect, Namespace, OnUnknown, OperationId, RecordState, Store, StoreError, Timestamp,
+};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use crate::keys::{RecordView, StateView, UndecidedGroups, rfc3339};
 
-/// Largest number of listed records; a later walk adds further ones when others were decided.
+/// Largest number of listed records that a hook of this process may decide, and of all others; a later walk adds further
+/// ones when others were decided. So records that wait for operators leave room for those that wait for a hook.
 const MOST: usize = 10_000;
 
 /// Number of routes that are counted separately.
@@ -33,7 +36,7 @@ const MOST_ROUTES: usize = 1_000;
 
 /// Records of a page: of a walk in the background, and of a walk without pauses.
 const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(31);
-const LARGE_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+pub(crate) const LARGE_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 
 /// Pauses after each page, and between two walks.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
@@ -48,11 +51,15 @@ pub struct Census {
     known: Mutex<CensusState>,
     /// The number of listed records, which is read without the lock.
     count: AtomicUsize,
+    /// The namespace whose records a hook of this process may decide.
+    namespace: Option<Namespace>,
 }
 
 #[derive(Default)]
 struct CensusState {
     entries: HashMap<OperationId, CensusEntry>,
+    /// The number of those that a hook of this process may decide.
+    reconcilable: usize,
     /// The number of the walk in progress.
     walk: u64,
     /// The beginning of the last whole walk.
@@ -63,7 +70,34 @@ struct CensusEntry {
     view: RecordView,
     lapsed: bool,
     undecided: bool,
+    /// Whether a hook of this process may decide it.
+    reconcilable: bool,
     walk: u64,
+}
+
+impl CensusState {
+    /// Adds an entry or replaces one, if there is room for its kind.
+    fn insert(&mut self, id: &OperationId, entry: CensusEntry) {
+        self.remove(id);
+        let listed = match entry.reconcilable {
+            true => self.reconcilable,
+            false => self.entries.len() - self.reconcilable,
+        };
+        if listed < MOST {
+            self.reconcilable += usize::from(entry.reconcilable);
+            self.entries.insert(*id, entry);
+        }
+    }
+
+    fn remove(&mut self, id: &OperationId) {
+        let removed = self.entries.remove(id);
+        self.reconcilable -= usize::from(removed.is_some_and(|entry| entry.reconcilable));
+    }
+
+    /// Returns whether records may be missing.
+    fn is_full(&self) -> bool {
+        self.reconcilable.max(self.entries.len() - self.reconcilable) >= MOST
+    }
 }
 
 /// Counts of undecided records.
@@ -90,6 +124,12 @@ pub(crate) struct CensusList {
 }
 
 impl Census {
+    /// Creates a census that has room of its own for the records of `namespace` that a hook may decide.
+    #[must_use]
+    pub fn of(namespace: Namespace) -> Self {
+        Self { namespace: Some(namespace), ..Self::default() }
+    }
+
     /// Wraps `store` so that the census sees each write through the returned store at once.
     #[must_use]
     pub fn watch(self: &Arc<Self>, store: Arc<dyn Store>) -> Arc<dyn Store> {
@@ -124,7 +164,7 @@ impl Census {
         let known = self.lock();
         let undecided = known.entries.values().filter(|entry| entry.undecided);
         let groups = UndecidedGroups::of(undecided.map(|entry| &entry.view));
-        let more = known.entries.len() >= MOST;
+        let more = known.is_full();
         UndecidedGroups { more, as_of: known.as_of.map(rfc3339), ..groups }
     }
 
@@ -136,6 +176,33 @@ impl Census {
         let more = keys.len() > limit;
         keys.truncate(limit);
         CensusList { keys, more, as_of: known.as_of.map(rfc3339) }
+    }
+
+    /// Returns listed records under [`OnUnknown::Reconcile`] that have a rank: at most `limit`, those of the lowest rank
+    /// and the oldest first, in turn of each route, so that no route waits for all records of another one.
+    #[must_use]
+    pub fn reconcilable(
+        &self,
+        limit: usize,
+        mut rank: impl FnMut(&OperationId, &RecordView) -> Option<u32>,
+    ) -> Vec<(OperationId, RecordView)> {
+        let known = self.lock();
+        let mut routes = HashMap::<_, Vec<_>>::new();
+        for (id, CensusEntry { view, .. }) in &known.entries {
+            let reconciles = view.on_unknown == OnUnknown::Reconcile.as_str();
+            if let Some(rank) = if reconciles { rank(id, view) } else { None } {
+                let route = view.described.as_ref().and_then(|it| it.route.as_deref());
+                routes.entry(route).or_default().push((rank, view.fence, id, view));
+            }
+        }
+        let mut listed = Vec::new();
+        for mut route in routes.into_values() {
+            route.sort_by_key(|(rank, fence, id, _)| (*rank, *fence, **id));
+            listed.extend(route.into_iter().take(limit).enumerate());
+        }
+        listed.sort_by_key(|(turn, (rank, fence, id, _))| (*turn, *rank, *fence, **id));
+        listed.truncate(limit);
+        listed.into_iter().map(|(_, (_, _, id, view))| (*id, view.clone())).collect()
     }
 
     /// Walks again and again, until the census is dropped.
@@ -155,11 +222,12 @@ impl Census {
         }
     }
 
-    /// Reads all records once, with pauses or without.
+    /// Reads all records once, with pauses or without. [`OperatorsBuilder::build`](crate::OperatorsBuilder::build) does so
+    /// again and again. If the future is dropped, the records that were read until then are listed.
     ///
     /// # Errors
     /// [`StoreError`]; the records that were read until then are listed.
-    pub(crate) async fn walk(&self, store: &dyn Inspect, pause: bool) -> Result<(), StoreError> {
+    pub async fn walk(&self, store: &dyn Inspect, pause: bool) -> Result<(), StoreError> {
         let (mut place, mut began) = (Cursor::default(), None);
         let walk = {
             let mut known = self.lock();
@@ -200,7 +268,7 @@ impl Census {
         for id in missed {
             match store.load(&id).await {
                 Ok(Snapshot { now, stored: Some(stored) }) => self.saw(&id, &stored, now),
-                Ok(Snapshot { stored: None, .. }) => self.forget(&id),
+                Ok(Snapshot { stored: None, .. }) => self.remove_if(&id, |_| true),
                 Err(StoreError::Corrupt(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -208,9 +276,16 @@ impl Census {
         Ok(())
     }
 
-    fn forget(&self, id: &OperationId) {
+    /// Removes a record that was decided elsewhere; one of another execution stays.
+    pub fn forget(&self, id: &OperationId, fence: u64) {
+        self.remove_if(id, |view| view.fence == fence);
+    }
+
+    fn remove_if(&self, id: &OperationId, removes: impl FnOnce(&RecordView) -> bool) {
         let mut known = self.lock();
-        known.entries.remove(id);
+        if known.entries.get(id).is_some_and(|entry| removes(&entry.view)) {
+            known.remove(id);
+        }
         self.count.store(known.entries.len(), Ordering::Relaxed);
     }
 
@@ -223,21 +298,27 @@ impl Census {
         let view = unknown.then(|| RecordView::named(id, stored, now));
         let mut known = self.lock();
         match view {
-            Some(view) if known.entries.len() < MOST || known.entries.contains_key(id) => {
+            Some(view) => {
                 let entry = CensusEntry {
-                    view,
                     lapsed: matches!(stored.record.state, RecordState::InFlight),
                     undecided: stored.record.terms.on_unknown != OnUnknown::Reexecute,
+                    reconcilable: self.is_reconcilable(&view),
+                    view,
                     walk: known.walk,
                 };
-                known.entries.insert(*id, entry);
+                known.insert(id, entry);
             }
-            Some(_) => {}
-            None => {
-                known.entries.remove(id);
-            }
+            None => known.remove(id),
         }
         self.count.store(known.entries.len(), Ordering::Relaxed);
+    }
+
+    /// Returns whether a hook of this process may decide a record.
+    fn is_reconcilable(&self, view: &RecordView) -> bool {
+        let described = view.described.as_ref().filter(|described| described.hook.is_some());
+        let theirs = described.and_then(|described| described.namespace.as_deref());
+        view.on_unknown == OnUnknown::Reconcile.as_str()
+            && self.namespace.as_ref().is_some_and(|ours| theirs == Some(ours.as_str()))
     }
 
     fn lock(&self) -> MutexGuard<'_, CensusState> {
@@ -299,7 +380,8 @@ mod tests {
 
     use super::*;
 
-    struct Asked;
+    /// A request of a route.
+    struct Asked(&'static str);
 
     impl OperationRequest for Asked {
         fn scheme(&self) -> FingerprintScheme {
@@ -311,7 +393,11 @@ mod tests {
         }
 
         fn description(&self) -> Option<bytes::Bytes> {
-            Some(r#"{"key":"a key","method":"POST","target":"/pay","route":"pay"}"#.into())
+            let described = serde_json::json!({
+                "key": "a key", "method": "POST", "target": "/pay", "route": self.0,
+                "namespace": "", "hook": "a hook",
+            });
+            Some(described.to_string().into())
         }
     }
 
@@ -320,6 +406,15 @@ mod tests {
     }
 
     async fn claim(engine: &Idempotency, key: &str, on_unknown: OnUnknown) -> hapax_core::Lease {
+        claim_on(engine, "pay", key, on_unknown).await
+    }
+
+    async fn claim_on(
+        engine: &Idempotency,
+        route: &'static str,
+        key: &str,
+        on_unknown: OnUnknown,
+    ) -> hapax_core::Lease {
         let terms = Terms {
             lease: Duration::from_secs(30),
             retention: Duration::from_secs(3600),
@@ -327,7 +422,7 @@ mod tests {
         };
         let policy = Policy { terms, ..Policy::default() };
         let key = Key::new(key).unwrap();
-        match engine.claim(&Scope::shared(), &key, &Asked, &policy).await.unwrap() {
+        match engine.claim(&Scope::shared(), &key, &Asked(route), &policy).await.unwrap() {
             Claim::Execute(lease) => lease,
             other => panic!("{other:?}"),
         }
@@ -377,5 +472,97 @@ mod tests {
         };
         here.resolve(id, resolve).await.unwrap();
         assert_eq!(census.undecided().unknown, 0);
+    }
+
+    #[tokio::test]
+    async fn reconcilable_records_are_those_of_the_lowest_rank_and_the_oldest_up_to_a_limit() {
+        let clock = Arc::new(hapax_testkit::ManualClock::default());
+        let store = MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, Default::default());
+        let (store, census) = (Arc::new(store), Arc::new(Census::default()));
+        let engine = engine(census.watch(Arc::clone(&store) as Arc<dyn Store>));
+        for key in ["a", "b", "c", "d"] {
+            clock.advance(Duration::from_millis(1));
+            claim(&engine, key, OnUnknown::Reconcile).await.abandon(None).await.unwrap();
+        }
+        claim(&engine, "blocked", OnUnknown::Block).await.abandon(None).await.unwrap();
+        let id = |key: &str| engine.operation_id(&Scope::shared(), &Key::new(key).unwrap());
+        let rank = |it: &OperationId, _: &RecordView| match it {
+            it if *it == id("a") => Some(1),
+            it if *it == id("c") => None,
+            _ => Some(0),
+        };
+        for (limit, expected) in [(2, &["b", "d"][..]), (9, &["b", "d", "a"])] {
+            let listed: Vec<_> =
+                census.reconcilable(limit, rank).into_iter().map(|(id, _)| id).collect();
+            assert_eq!(listed, expected.iter().map(|key| id(key)).collect::<Vec<_>>());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_route_with_many_records_leaves_another_route_its_turn() {
+        let clock = Arc::new(hapax_testkit::ManualClock::default());
+        let store = MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, Default::default());
+        let store = Arc::new(store.secret(Secret::new([7; 32])));
+        let census = Arc::new(Census::default());
+        let engine = engine(census.watch(Arc::clone(&store) as Arc<dyn Store>));
+        let keys: Vec<_> = (0..10).map(|number| format!("a-{number}")).collect();
+        let of_a = keys.iter().map(|key| ("a", &**key));
+        for (route, key) in of_a.chain([("b", "b-0"), ("b", "b-1")]) {
+            clock.advance(Duration::from_millis(1));
+            let lease = claim_on(&engine, route, key, OnUnknown::Reconcile).await;
+            lease.abandon(None).await.unwrap();
+        }
+        let id = |key: &str| engine.operation_id(&Scope::shared(), &Key::new(key).unwrap());
+        for (limit, expected) in
+            [(1, &["a-0"][..]), (2, &["a-0", "b-0"]), (5, &["a-0", "b-0", "a-1", "b-1", "a-2"])]
+        {
+            let listed = census.reconcilable(limit, |_, _| Some(0)).into_iter().map(|(id, _)| id);
+            assert_eq!(
+                listed.collect::<Vec<_>>(),
+                expected.iter().map(|it| id(it)).collect::<Vec<_>>()
+            );
+        }
+        // After a failure of those of `a` it is the turn of `b`, also within a limit of one.
+        let rank = |_: &OperationId, view: &RecordView| {
+            let described = view.described.as_ref()?;
+            Some(u32::from(described.route.as_deref() == Some("a")))
+        };
+        assert_eq!(census.reconcilable(1, rank)[0].0, id("b-0"));
+    }
+
+    #[tokio::test]
+    async fn records_that_wait_for_operators_leave_room_for_those_that_wait_for_a_hook() {
+        let store = MemoryStore::new(Arc::new(hapax_core::SystemClock), Default::default());
+        let store = Arc::new(store.secret(Secret::new([7; 32])));
+        let engine = engine(Arc::clone(&store) as Arc<dyn Store>);
+        let load = async |key: &str| {
+            let id = engine.operation_id(&Scope::shared(), &Key::new(key).unwrap());
+            let Snapshot { now, stored } = store.load(&id).await.unwrap();
+            (id, stored.unwrap(), now)
+        };
+        claim(&engine, "blocks", OnUnknown::Block).await.abandon(None).await.unwrap();
+        claim(&engine, "reconciles", OnUnknown::Reconcile).await.abandon(None).await.unwrap();
+        let (_, blocks, now) = load("blocks").await;
+        let (id, reconciles, _) = load("reconciles").await;
+        let [ours, other] = ["", "other"].map(|name| Census::of(Namespace::new(name).unwrap()));
+        for census in [&ours, &other] {
+            for number in 0..MOST as u64 {
+                let mut other = [0; 32];
+                other[..8].copy_from_slice(&number.to_be_bytes());
+                census.saw(&OperationId::from_bytes(other), &blocks, now);
+            }
+            assert!(census.groups().more);
+            census.saw(&id, &reconciles, now);
+        }
+        let listed = |census: &Census| census.reconcilable(9, |_, _| Some(0)).len();
+        assert_eq!((listed(&ours), listed(&other)), (1, 0));
+        // What was decided leaves its room to another one.
+        let fence = reconciles.fence.get();
+        ours.forget(&id, fence + 1);
+        assert_eq!(listed(&ours), 1);
+        ours.forget(&id, fence);
+        assert_eq!((listed(&ours), ours.lock().reconcilable), (0, 0));
+        ours.saw(&id, &reconciles, now);
+        assert_eq!((listed(&ours), ours.lock().entries.len()), (1, MOST + 1));
     }
 }

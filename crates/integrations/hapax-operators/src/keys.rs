@@ -35,7 +35,7 @@ use crate::audit::{Audit, AuditCase, AuditStage, Decider};
 pub use error::OperatorError;
 pub use find::{FindQuery, FoundRecords};
 pub use groups::{UndecidedGroup, UndecidedGroups};
-pub use list::{ListQuery, RecordList};
+pub use list::{ListQuery, RecordList, UndecidedPage};
 pub use prefix::is_id_prefix;
 pub use time::rfc3339;
 use verdict::resolution;

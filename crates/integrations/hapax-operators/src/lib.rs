@@ -62,12 +62,12 @@ use hapax_http::server::ScopePart;
 use serde_json::Value;
 
 pub use api::{AccessHashes, NO_CALLERS, NO_HASHES, PeerAddr, QuarantineRequest, answer, error};
-pub use audit::{Audit, Decider, DecisionChannel, DecisionNote, StoreDecision};
+pub use audit::{Audit, Decider, DecisionChannel, DecisionNote, ReconcileDecision, StoreDecision};
 pub use census::{Census, Undecided};
 pub use keys::{
     CallerView, Decision, FindQuery, FoundRecords, ListQuery, OperationDescription, OperatorError,
     OperatorRecords, OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView,
-    StateView, UndecidedGroup, UndecidedGroups, is_id_prefix, rfc3339,
+    StateView, UndecidedGroup, UndecidedGroups, UndecidedPage, is_id_prefix, rfc3339,
 };
 pub use log_file::open_log;
 pub use register::{
@@ -79,7 +79,9 @@ pub use sagas::{
     SagaDecisionView, SagaDetails, SagaId, SagaList, SagaQuery, SagaStateView, SagaStepView,
     SagaSummary, StepOutcomeView, StuckView, TriesView, parse_write_id,
 };
-pub use token::{AdminToken, TokenError, is_key_open_to_others, is_open_to_others};
+pub use token::{
+    AdminToken, TokenError, is_key_open_to_others, is_open_to_others, open_secret_file,
+};
 
 /// The largest body of a request: a response of a mebibyte as base64 in JSON.
 const MAX_BODY: usize = 2 << 20;

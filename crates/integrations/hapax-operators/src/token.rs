@@ -149,6 +149,32 @@ pub fn is_open_to_others(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.permissions().mode() & 0o077 != 0)
 }
 
+/// Opens the regular file with a secret at `path`. Returns it, and whether users other than its owner can read or write it.
+///
+/// # Errors
+/// Any error of opening, and [`io::ErrorKind::InvalidInput`] for what is no regular file: a read of a pipe would wait.
+pub fn open_secret_file(path: &Path) -> io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        // The opening of a pipe would wait for its writer.
+        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+    }
+    let file = options.open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        let text = "expected a regular file, found another kind of file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    #[cfg(unix)]
+    let is_open_to_others = std::os::unix::fs::MetadataExt::mode(&found) & 0o077 != 0;
+    #[cfg(not(unix))]
+    let is_open_to_others = false;
+    Ok((file, is_open_to_others))
+}
+
 /// Returns whether users other than its owner can read or write the private key at `path`. As in libpq, the group of a
 /// file of root may read it.
 #[cfg(unix)]
@@ -268,6 +294,29 @@ mod tests {
         assert!(!shown("Basic sixteen-letters!") && !shown("Bearer "));
         assert!(!token.is_shown_in(&HeaderMap::new()));
         assert_eq!(token.header(), "Bearer sixteen-letters!");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_with_a_secret_is_a_regular_one_and_its_mode_is_that_of_what_is_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("secret"), folder.path().join("link"));
+        std::fs::write(&path, "x").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for (mode, open) in [(0o600, false), (0o640, true), (0o604, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            for path in [&path, &link] {
+                assert_eq!(open_secret_file(path).unwrap().1, open, "{mode:o}");
+            }
+        }
+        let pipe = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        for other in [&*pipe, folder.path()] {
+            let error = open_secret_file(other).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+        }
     }
 
     #[cfg(unix)]

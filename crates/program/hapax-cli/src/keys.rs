@@ -5,6 +5,7 @@ mod backup;
 mod decisions;
 mod find;
 mod gateway;
+mod reconcile;
 mod render;
 mod user;
 
@@ -145,6 +146,10 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
             let records = Records::find(&at).await?;
             let decided = records.decide(&target, sure.fence.is_some(), decision).await?;
             print(&if json { output::json(&decided)? } else { decided.resolved() });
+        }
+        KeysCommand::Reconcile { at, target, all, json } => {
+            let target = if all { None } else { Some(target.parse()?) };
+            return reconcile::run(&Records::find(&at).await?, target, json).await;
         }
         KeysCommand::Purge { at, json } => {
             let purged = Records::find(&at).await?.purge().await?;

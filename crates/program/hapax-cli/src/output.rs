@@ -16,9 +16,17 @@ pub(crate) fn print(text: &str) {
 
 /// Returns a value as JSON. Characters that control a terminal are escaped, also those that JSON allows.
 pub(crate) fn json(value: &impl Serialize) -> Result<String, CliError> {
-    let text = serde_json::to_string_pretty(value).map_err(CliError::unavailable)?;
-    let mut escaped = String::with_capacity(text.len() + 1);
-    for char in text.chars() {
+    Ok(escaped(&serde_json::to_string_pretty(value).map_err(CliError::unavailable)?))
+}
+
+/// Returns a value as JSON on one line, as [`json`] does.
+pub(crate) fn json_line(value: &impl Serialize) -> Result<String, CliError> {
+    Ok(escaped(&serde_json::to_string(value).map_err(CliError::unavailable)?))
+}
+
+fn escaped(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len() + 1);
+    for char in json.chars() {
         // JSON has line feeds between values only. All others that control are within strings.
         if char != '\n' && controls(char) {
             // Writing to a string cannot fail.
@@ -28,7 +36,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String, CliError> {
         }
     }
     escaped.push('\n');
-    Ok(escaped)
+    escaped
 }
 
 /// Returns a text of one line, in which U+FFFD replaces each character that controls a terminal.

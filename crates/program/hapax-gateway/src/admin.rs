@@ -6,6 +6,7 @@
 
 mod backup;
 mod listener;
+mod reconcile;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::metrics::{Gauges, Metrics};
+use crate::reconcile::UnretriedReconciler;
 use crate::store::OpenStore;
 
 /// Paths besides the API: method, path, purpose.
@@ -66,6 +68,7 @@ pub(crate) struct Admin {
     pub(crate) opened: OpenStore,
     /// Whether the last call of the store succeeded.
     pub(crate) store_up: AtomicBool,
+    pub(crate) reconciler: Arc<UnretriedReconciler>,
 }
 
 /// The running admin listener, from the start of the gateway on.
@@ -111,7 +114,10 @@ fn app(admin: Arc<Admin>, operators: &Operators) -> Router {
         .route(STORE[0].1, get(store))
         .route(STORE[1].1, post(confirm))
         .with_state((Arc::clone(&admin), operators.clone()));
-    let guarded = operators.guarded(guarded.merge(backup::routes(&admin.opened)));
+    let guarded = guarded
+        .merge(backup::routes(&admin.opened))
+        .merge(reconcile::routes(&admin.reconciler, operators));
+    let guarded = operators.guarded(guarded);
     let probes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
@@ -131,7 +137,11 @@ fn secured(mut response: Response) -> Response {
 }
 
 fn index() -> String {
-    let lines = PROBES.iter().chain(Operators::index()).chain(&STORE).chain([&backup::INDEX]);
+    let lines = PROBES
+        .iter()
+        .chain(Operators::index())
+        .chain(&STORE)
+        .chain([&backup::INDEX, &reconcile::INDEX]);
     lines.fold("hapax gateway\n\n".to_owned(), |text, (method, path, about)| {
         text + &format!("{method:<4} {path:<24} {about}\n")
     })

@@ -1,6 +1,7 @@
 //! Configuration of a gateway, and its validation before anything starts.
 
 mod auth;
+mod authorization;
 mod cors;
 mod error;
 mod jwt;
@@ -10,6 +11,7 @@ mod route;
 mod settings;
 mod transport;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,6 +25,7 @@ use http::uri::PathAndQuery;
 use crate::budget::{MaxBodies, MemoryPlan};
 use crate::store::{CacheUrl, StoreDrivers, StoreUrl};
 pub use auth::ForwardAuth;
+pub use authorization::ReconcileAuthorization;
 pub use cors::{Cors, CorsHeaders, Origins};
 pub use error::{ConfigError, NamesSettings};
 pub(crate) use jwt::{ExpectedToken, KeySource, TokenCheck};
@@ -72,6 +75,11 @@ pub struct Config {
     /// File of the secrets, in the format of [`KeyRing`](hapax_core::KeyRing). A `file:` store
     /// creates its own next to it.
     pub secret_file: Option<PathBuf>,
+    /// Interval at which operations whose outcome is unknown are reconciled without a retry; zero for never. Default
+    /// 60 s.
+    pub reconcile_every: Duration,
+    /// Largest number of operations that are reconciled without a retry in an interval. Default 256.
+    pub reconcile_limit: usize,
     /// Forward authorisation of requests with a key, before they are executed or replayed. Default:
     /// none; then a replay checks no credentials.
     pub auth: Option<ForwardAuth>,
@@ -209,6 +217,8 @@ impl Config {
             namespace: None,
             cache: None,
             secret_file: None,
+            reconcile_every: Duration::from_secs(60),
+            reconcile_limit: 256,
             auth: None,
             jwt: JwtConfig::default(),
             store_timeout: Duration::from_secs(2),
@@ -350,6 +360,14 @@ impl ResolvedConfig {
             _ => false,
         };
         self.upstream.secure || keys || targets.into_iter().any(|(origin, _)| origin.secure)
+    }
+
+    /// Returns the files of `reconcile_authorization` that users other than their owners could read or write when they
+    /// were read.
+    pub(crate) fn open_files(&self) -> BTreeSet<PathBuf> {
+        let policies = std::iter::once(&self.policy).chain(&self.routes);
+        let read = policies.filter_map(|policy| policy.authorization.as_ref());
+        read.filter_map(|authorization| authorization.open_file.clone()).collect()
     }
 
     /// Reads the certificates that are needed.

@@ -2,7 +2,9 @@
 
 mod error;
 mod reload;
+mod task;
 mod user;
+mod warn;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,31 +14,27 @@ use std::time::Duration;
 
 use hapax_core::{EngineError, Idempotency, Store, SystemEntropy, Timestamp};
 use hapax_http::header::IDEMPOTENCY_KEY;
-use hapax_operators::{
-    AdminToken, Audit, Census, Operators, RegisteredUser, is_key_open_to_others, is_open_to_others,
-};
+use hapax_operators::{AdminToken, Audit, Census, Operators, RegisteredUser};
 use hapax_proxy::tls::{AllCertificates, ReadCertificates, TlsError};
 use hapax_proxy::{ConnectOptions, ListenerConfig, Shutdown, ShutdownPhase, listener};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::access::AccessLog;
 use crate::admin::{self, Admin};
 use crate::budget::{self, MemoryPlan};
-use crate::config::{Config, ResolvedConfig, Transport};
+use crate::config::{Config, ResolvedConfig};
 use crate::handler::RequestHandler;
 use crate::housekeeping::housekeeping;
 use crate::metrics::Metrics;
-use crate::reconcile;
+use crate::reconcile::{self, BackgroundReconciler, UnretriedReconciler};
 use crate::snapshot::{CurrentConfig, SharedResources};
-use crate::store::{
-    CacheUrl, MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener, StoreUrl,
-};
+use crate::store::{MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener};
 use crate::tokens::Tokens;
 pub use error::StartError;
 pub use reload::ReloadError;
 use reload::ReloadState;
+use task::Task;
 
 /// Requests to the upstream that may be in progress for each connection: its own, and one of a client
 /// that has disconnected.
@@ -67,6 +65,8 @@ pub struct RunningGateway {
     listener: Task,
     admin: Option<Task>,
     housekeeping: Task,
+    /// The reconciliation without retries, if it is on.
+    reconciling: Option<Task>,
     /// The entry in the register of the store, and the task that keeps it.
     user: RegisteredUser,
     registered: Task,
@@ -128,7 +128,8 @@ impl Gateway {
     }
 
     /// Requests each reconcile URL of a configuration with an operation that never existed, and
-    /// returns whether the responses are as required. It neither listens nor opens a store.
+    /// returns whether the responses are as required, and which files of `reconcile_authorization` are open to other users.
+    /// It neither listens nor opens a store.
     ///
     /// # Errors
     /// [`StartError`] where the configuration cannot be.
@@ -137,9 +138,10 @@ impl Gateway {
         let certificates = resolved.certificates(config).await?;
         let engine = Idempotency::builder(Arc::new(hapax_core::MemoryStore::default())).build()?;
         let (metrics, connect) = (Arc::new(Metrics::new()), dialling(config, &certificates));
+        let open_files = resolved.open_files();
         let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, connect)?
             .snapshot(config, resolved, None, None)?;
-        let mut findings = Vec::new();
+        let mut findings: Vec<_> = open_files.iter().map(|path| warn::finding(path)).collect();
         for client in snapshot.reconcile_clients() {
             findings.push(reconcile::finding(client.clone()).await);
         }
@@ -235,12 +237,17 @@ impl RunningGateway {
         tracing::info!(requests = self.shutdown.active_requests(), "draining");
         self.shutdown.enter(ShutdownPhase::Draining);
         let (shutdown, engine) = (self.shutdown.clone(), self.engine.clone());
+        let reconciling = self.reconciling.take();
         // Their outcomes may be in memory only: ended here, the process would lose them.
         let idle = || {
-            let stats = engine.stats();
-            shutdown.active_requests() == 0 && stats.in_flight == 0 && stats.deferred == 0
+            let (stats, reconciling) = (engine.stats(), reconciling.as_ref());
+            shutdown.active_requests() == 0
+                && stats.in_flight == 0
+                && stats.deferred == 0
+                && reconciling.is_none_or(|task| task.0.is_finished())
         };
         let in_time = listener::settled(self.reloading.drain_timeout(), idle).await;
+        drop(reconciling);
         let mut ended = ShutdownReport::default();
         if !in_time {
             ended.cut_off = shutdown.active_requests().max(engine.stats().in_flight);
@@ -273,26 +280,6 @@ impl RunningGateway {
         self.opened.close().await;
         tracing::info!(cut_off = ended.cut_off, not_recorded = ended.not_recorded, "ended");
         ended
-    }
-}
-
-/// A task that is aborted when this value is dropped.
-#[derive(Debug)]
-struct Task(JoinHandle<()>);
-
-impl Task {
-    async fn join(&mut self, limit: Duration) {
-        if timeout(limit, &mut self.0).await.is_err() {
-            self.0.abort();
-            // It ends at its next await.
-            (&mut self.0).await.ok();
-        }
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -366,7 +353,7 @@ async fn run(
     let access = config.access_log.as_deref().map(access_log).transpose()?.map(Arc::new);
     let metrics = Arc::new(Metrics::new());
     let MemoryPlan { bodies, observed, .. } = resolved.memory;
-    let census = Arc::new(Census::default());
+    let census = Arc::new(Census::of(config.namespace.clone().unwrap_or_default()));
     let engine = engine(config, &resolved, &opened, &metrics, &census)?;
     // Before any client is accepted.
     let user = user::enter(config, &resolved, &engine, local_addr(&listeners.data)?).await?;
@@ -381,6 +368,7 @@ async fn run(
         connect,
     )?;
     let reloading = ReloadState::new(config.clone(), resolved.largest);
+    let open_files = resolved.open_files();
     let tokens = resources.tokens(config, &resolved, None)?;
     let snapshot = resources.snapshot(config, resolved, tokens, None)?;
     let current = Arc::new(CurrentConfig::from_pointee(snapshot));
@@ -393,25 +381,23 @@ async fn run(
         stall: config.limits.stall,
         access: access.clone(),
     });
-    let clients = ListenerConfig {
-        connections: config.limits.connections,
-        connections_per_peer: config.limits.per_peer(),
-        head_timeout: config.limits.head_timeout,
-        stall: config.limits.stall,
-        streams: config.transport.streams,
-        trusted: config.transport.trusted.clone(),
-        tls: certificates.listener.clone(),
-        trimmed: vec![IDEMPOTENCY_KEY],
-    };
+    let clients = clients(config, &certificates);
     let local_addr = local_addr(&data)?;
+    let reconciler = Arc::new(UnretriedReconciler {
+        layer: resources.layer.clone(),
+        current: Arc::clone(&current),
+        metrics: Arc::clone(&metrics),
+    });
+    let reconciling = reconciling(config, &reconciler, &census, &opened, &shutdown);
     let admin = Arc::new(Admin {
+        reconciler,
         opened: opened.clone(),
         engine: engine.clone(),
         metrics: Arc::clone(&metrics),
         shutdown: shutdown.clone(),
         store_up: AtomicBool::new(true),
     });
-    warn(config, &opened);
+    warn::warn(config, &opened, &open_files);
     let registered = user.clone();
     let serving = probed.zip(token).and_then(|(probed, token)| {
         let (snapshot, stats) = (Arc::clone(&current), Arc::clone(&admin));
@@ -436,6 +422,7 @@ async fn run(
             Arc::clone(&resources.upstreams),
             certificates.clone(),
         ))),
+        reconciling,
         registered: Task(tokio::spawn({
             let user = user.clone();
             async move { user.refresh().await }
@@ -452,6 +439,39 @@ async fn run(
         listener: Task(tokio::spawn(listening)),
         admin: serving,
     })
+}
+
+fn clients(config: &Config, certificates: &AllCertificates) -> ListenerConfig {
+    ListenerConfig {
+        connections: config.limits.connections,
+        connections_per_peer: config.limits.per_peer(),
+        head_timeout: config.limits.head_timeout,
+        stall: config.limits.stall,
+        streams: config.transport.streams,
+        trusted: config.transport.trusted.clone(),
+        tls: certificates.listener.clone(),
+        trimmed: vec![IDEMPOTENCY_KEY],
+    }
+}
+
+/// Begins the reconciliation without retries in the background, if it is on.
+fn reconciling(
+    config: &Config,
+    reconciler: &Arc<UnretriedReconciler>,
+    census: &Arc<Census>,
+    opened: &OpenStore,
+    shutdown: &Shutdown,
+) -> Option<Task> {
+    let background = BackgroundReconciler {
+        reconciler: Arc::clone(reconciler),
+        census: Arc::clone(census),
+        // The operators' API makes it walk.
+        walked: config.admin.is_none().then(|| Arc::clone(&opened.store)),
+        shutdown: shutdown.clone(),
+        every: config.reconcile_every,
+        limit: config.reconcile_limit,
+    };
+    (!config.reconcile_every.is_zero()).then(|| Task(tokio::spawn(background.run())))
 }
 
 /// Reads the token, or creates it. It is called after the store is open, so that a start that fails
@@ -527,30 +547,4 @@ fn engine(
         None => engine,
     }
     .build()
-}
-
-fn warn(config: &Config, opened: &OpenStore) {
-    if opened.secret.is_none() {
-        tracing::warn!("there is no secret: anyone who reads the store can guess keys and callers");
-    }
-    if let StoreUrl::Server(url) = &config.store
-        && url.is_unencrypted()
-    {
-        tracing::warn!("the store is not reached over TLS: use rediss://, or sslmode=require");
-    }
-    let secret = config.secret_file.clone().or_else(|| config.store.secret_file());
-    for path in secret.into_iter().chain(config.token_file()) {
-        if is_open_to_others(&path) {
-            tracing::warn!(path = %path.display(), "other users can read this secret: chmod 600 it");
-        }
-    }
-    let Transport { tls, upstream_tls, .. } = &config.transport;
-    let keys = tls.iter().map(|it| &it.key).chain(upstream_tls.client.iter().map(|(_, key)| key));
-    let of_cache = config.cache.as_ref().and_then(CacheUrl::key_file);
-    for path in keys.cloned().chain(config.store.key_file()).chain(of_cache) {
-        if is_key_open_to_others(&path) {
-            tracing::warn!(path = %path.display(), "other users can read this private key: chmod 600 it, or 640 if root owns it");
-        }
-    }
-    reload::warn(config);
 }

@@ -60,8 +60,9 @@ mod tokens;
 pub use config::{
     Config, ConfigError, Cors, CorsHeaders, ForwardAuth, GATEWAY_SETTINGS, GivenSettings,
     JwtConfig, JwtKeys, LogConfig, LogFormat, NamesSettings, Origins, POLICY_SETTINGS,
-    PolicyConfig, ROUTE_SETTINGS, RouteConfig, RouteMatch, RouteMode, ScopeConfig, ServerLimits,
-    Setting, SettingInfo, SettingWords, Transport, ValueKind, is_setting,
+    PolicyConfig, ROUTE_SETTINGS, ReconcileAuthorization, RouteConfig, RouteMatch, RouteMode,
+    ScopeConfig, ServerLimits, Setting, SettingInfo, SettingWords, Transport, ValueKind,
+    is_setting,
 };
 pub use gateway::{Gateway, ReloadError, RunningGateway, ShutdownReport, StartError};
 pub use hapax_proxy::tls::{ListenTls, ReadCertificates, TlsError, UpstreamTls};

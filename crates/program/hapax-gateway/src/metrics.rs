@@ -5,6 +5,7 @@
 
 mod counts;
 mod process;
+mod unretried;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -20,6 +21,7 @@ use hapax_operators::Undecided;
 use crate::store::{OpenStore, StoreCalls};
 use counts::ByRoute;
 pub(crate) use counts::{ObservedResult, ReconcileResult, RouteCounts, RouteObserver};
+pub(crate) use unretried::{UnretriedCounts, UnretriedResult};
 
 /// Upper bounds of the duration of an execution, in milliseconds.
 const TOOK_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000];
@@ -78,6 +80,7 @@ pub(crate) struct Metrics {
     auth_took: Histogram<{ AUTH_MS.len() }>,
     age: Histogram<{ AGE_PERCENT.len() }>,
     pub(crate) reaped: AtomicU64,
+    pub(crate) unretried: UnretriedCounts,
     /// Calls of the store.
     pub(crate) calls: Arc<StoreCalls>,
 }
@@ -105,6 +108,7 @@ impl Metrics {
             auth_took: Histogram::default(),
             age: Histogram::default(),
             reaped: AtomicU64::default(),
+            unretried: UnretriedCounts::default(),
             calls: Arc::default(),
         };
         // The series without a route exist from the beginning.
@@ -183,6 +187,7 @@ impl Metrics {
 
     fn write(&self, out: &mut String, gauges: Gauges) -> fmt::Result {
         self.by_route.write(out)?;
+        self.unretried.write(out)?;
         let name = "hapax_auth_questions_total";
         head(out, name, "counter", "Auth requests by result.")?;
         for ((_, outcome), count) in AUTHORISED.iter().zip(&self.authorised) {

@@ -1,6 +1,10 @@
 //! Reconciliation: requests to a service about the outcome of an operation.
 
+mod background;
+mod backoff;
+mod hook;
 mod probe;
+mod unretried;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,7 +21,9 @@ use hapax_http::server::{Reconcile, ReconcileRequest, ReconciledResponse, ScopeP
 use hapax_http::stored_response::bodiless;
 use hapax_proxy::headers::X_FORWARDED_HOST;
 use hapax_proxy::{ConnectOptions, Origin, ReceivedBody, Upstream, UpstreamError};
-use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::header::{
+    AUTHORIZATION, CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue,
+};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
@@ -26,7 +32,10 @@ use tokio::time::{Instant, timeout};
 
 use crate::config::ANSWER;
 use crate::metrics::{ReconcileResult, RouteCounts};
+pub(crate) use background::{BackgroundReconciler, NotRequestedCounts};
+pub(crate) use hook::{hook_name, hostname};
 pub(crate) use probe::{finding, warn_of};
+pub(crate) use unretried::{NotRequested, Prepared, UnretriedReconciler};
 
 /// Value of `Idempotency-Outcome` by which a 404 confirms that the operation did not happen. A 404
 /// without it confirms nothing: routers and proxies answer it for unknown paths.
@@ -41,9 +50,10 @@ const IDEMPOTENCY_STATUS: HeaderName = HeaderName::from_static("idempotency-stat
 /// Largest number of reconcile requests in progress.
 const CONCURRENT: usize = 256;
 
-/// Responses that are read at once; others wait in order, unread, within the timeout of their
-/// requests. Each may be as large as a stored response.
+/// Responses that are read at once, for retries and without one; others wait in order, unread, within the timeout of their
+/// requests. Each may be as large as a stored response. Slow responses that no client waits for delay no retry.
 const READ_AT_ONCE: usize = 4;
+const UNRETRIED_AT_ONCE: usize = 2;
 
 /// Results of a reconcile request.
 #[derive(Debug)]
@@ -106,6 +116,8 @@ pub(crate) struct ReconcileClient {
     shown: Vec<ScopePart>,
     max_body: usize,
     readers: Arc<Semaphore>,
+    /// The readers of responses that no retry waits for.
+    unretried_readers: Arc<Semaphore>,
     /// Time of the last warning about an unusable response.
     warned: Arc<Mutex<Option<Instant>>>,
 }
@@ -121,12 +133,14 @@ impl ReconcileClient {
         connect: &ConnectOptions,
     ) -> Self {
         let upstream = Upstream::new(origin, timeout, CONCURRENT, connect.http1());
-        let readers = Arc::new(Semaphore::new(READ_AT_ONCE));
-        Self { upstream, path, shown, max_body, readers, warned: Arc::default() }
+        let [readers, unretried_readers] =
+            [READ_AT_ONCE, UNRETRIED_AT_ONCE].map(|permits| Arc::new(Semaphore::new(permits)));
+        let warned = Arc::default();
+        Self { upstream, path, shown, max_body, readers, unretried_readers, warned }
     }
 
     /// Returns the URL without its query, which may be secret.
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         let scheme = if self.upstream.origin().secure { "https" } else { "http" };
         format!("{scheme}://{}{}", self.upstream.authority(), self.path.path())
     }
@@ -156,7 +170,14 @@ impl ReconcileClient {
         request
     }
 
-    async fn fetch(&self, undecided: &ReconcileRequest) -> ReconcileReply {
+    /// Requests the outcome of an operation. Without a retry `authorization` replaces that of one.
+    async fn fetch(
+        &self,
+        undecided: &ReconcileRequest,
+        authorization: Option<&HeaderValue>,
+    ) -> ReconcileReply {
+        let without_retry = unretried::is_without_retry(undecided);
+        let readers = if without_retry { &self.unretried_readers } else { &self.readers };
         let mut request = self.request();
         let headers = request.headers_mut();
         let (mut cookies, mut sent) = (Vec::new(), Vec::new());
@@ -184,17 +205,22 @@ impl ReconcileClient {
         {
             headers.entry(COOKIE).or_insert(value);
         }
+        if let Some(value) = authorization.filter(|_| without_retry) {
+            headers.insert(AUTHORIZATION, value.clone());
+        }
         headers.insert(IDEMPOTENCY_FENCE, undecided.fence.get().into());
         headers.insert(IDEMPOTENCY_ATTEMPT, undecided.attempt.into());
         headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(undecided.id));
-        self.send(request).await
+        self.send(request, readers).await
     }
 
     /// Sends a request, and reads the response within [`ANSWER`].
-    async fn send(&self, request: Request<Body>) -> ReconcileReply {
+    async fn send(&self, request: Request<Body>, readers: &Semaphore) -> ReconcileReply {
         let answer = async {
             match self.upstream.send(request).await {
-                Ok(response) if response.status().is_success() => self.happened(response).await,
+                Ok(response) if response.status().is_success() => {
+                    self.happened(response, readers).await
+                }
                 Ok(response) if response.status() == StatusCode::NOT_FOUND => {
                     match is_marked(response.headers()) {
                         true => ReconcileReply::DidNotHappen,
@@ -208,12 +234,16 @@ impl ReconcileClient {
         timeout(ANSWER, answer).await.unwrap_or(ReconcileReply::TimedOut)
     }
 
-    async fn happened(&self, response: Response<ReceivedBody>) -> ReconcileReply {
+    async fn happened(
+        &self,
+        response: Response<ReceivedBody>,
+        readers: &Semaphore,
+    ) -> ReconcileReply {
         let (mut parts, body) = response.into_parts();
         let Some(status) = status(parts.status, &parts.headers) else {
             return ReconcileReply::Unusable("answered with an invalid `Idempotency-Status`");
         };
-        let Some((body, trailers)) = read(body, self.max_body, &self.readers).await else {
+        let Some((body, trailers)) = read(body, self.max_body, readers).await else {
             return ReconcileReply::Unusable(
                 "broke off its response, or its body is too large to store",
             );
@@ -235,6 +265,8 @@ pub(crate) struct RouteReconciler {
     /// The route's name.
     pub(crate) route: Arc<str>,
     pub(crate) counts: Arc<RouteCounts>,
+    /// `Authorization` of requests without a retry.
+    pub(crate) authorization: Option<HeaderValue>,
 }
 
 impl Reconcile for RouteReconciler {
@@ -242,9 +274,12 @@ impl Reconcile for RouteReconciler {
         &self,
         undecided: ReconcileRequest,
     ) -> BoxFuture<'static, Verdict<ReconciledResponse>> {
-        let Self { reconciler, route, counts } = self.clone();
+        let Self { reconciler, route, counts, authorization } = self.clone();
         Box::pin(async move {
-            let reply = reconciler.fetch(&undecided).await;
+            if unretried::is_without_retry(&undecided) {
+                counts.reconciles_without_retry();
+            }
+            let reply = reconciler.fetch(&undecided, authorization.as_ref()).await;
             counts.reconciled(reply.verdict());
             match reply {
                 ReconcileReply::Happened(response, trailers) => {

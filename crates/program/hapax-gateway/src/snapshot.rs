@@ -5,6 +5,7 @@
 //! reload. Resources that do not depend on the configuration (the engine and its store, memory,
 //! connections, counters) are in [`SharedResources`] and outlive it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ use crate::metrics::{Metrics, RouteCounts, RouteObserver};
 use crate::observe::{self, ObservedRoute};
 use crate::proxy::Proxy;
 use crate::proxy::spoofing::ProtectedHeaders;
-use crate::reconcile::{ReconcileClient, RouteReconciler};
+use crate::reconcile::{ReconcileClient, RouteReconciler, hook_name};
 use crate::routes::RouteTable;
 use crate::tokens::{JwtKeysError, Tokens};
 
@@ -53,6 +54,8 @@ pub(crate) struct ConfigSnapshot {
     routes: Vec<Arc<Route>>,
     /// Route of requests that match no other one.
     rest: Arc<Route>,
+    /// Routes that reconcile, by name. Several may have one name.
+    reconciling: HashMap<Arc<str>, Vec<Arc<Route>>>,
     /// Client of the auth URL, and its configuration.
     auth: Option<(ForwardAuth, Arc<Auth>)>,
     /// Reader of the claims of tokens, with its settings.
@@ -80,6 +83,19 @@ pub(crate) struct Route {
     pub(crate) scope: Vec<HeaderName>,
     /// Claims of a bearer token that name the caller.
     pub(crate) claims: Vec<ClaimName>,
+    /// How its operations are reconciled without a retry, if they are.
+    pub(crate) unretried: Option<UnretriedRoute>,
+}
+
+/// Settings for operations that are reconciled without a retry.
+#[derive(Debug)]
+pub(crate) struct UnretriedRoute {
+    /// Hash of its hook, which descriptions of operations have; `None` without a secret.
+    pub(crate) hook: Option<String>,
+    /// Whether it is known what replaces a caller's credentials.
+    pub(crate) replaces_credentials: bool,
+    /// The reconcile URL, without its query.
+    pub(crate) url: String,
 }
 
 /// Services of routes.
@@ -122,6 +138,16 @@ impl ConfigSnapshot {
     /// Returns the route of requests without a matching route.
     pub(crate) const fn rest(&self) -> &Arc<Route> {
         &self.rest
+    }
+
+    /// Returns whether a route reconciles.
+    pub(crate) fn reconciles(&self) -> bool {
+        !self.reconciling.is_empty()
+    }
+
+    /// Returns the routes of this name that reconcile.
+    pub(crate) fn reconciling(&self, name: &str) -> &[Arc<Route>] {
+        self.reconciling.get(name).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the client of the auth URL.
@@ -274,10 +300,15 @@ impl SharedResources {
                 (config.clone(), Arc::new(auth))
             })
         });
+        let mut reconciling = HashMap::<_, Vec<_>>::new();
+        for route in routes.iter().chain([&rest]).filter(|route| route.unretried.is_some()) {
+            reconciling.entry(Arc::clone(&route.name)).or_default().push(Arc::clone(route));
+        }
         Ok(ConfigSnapshot {
             table,
             routes,
             rest,
+            reconciling,
             auth,
             tokens,
             upstream,
@@ -316,6 +347,7 @@ impl SnapshotBuilder<'_> {
                 ScopeSource::parts(parts.iter().cloned(), resolved.missing)
             }
         };
+        let mut url = None;
         let service = match handling {
             RouteMode::Pass => RouteService::Passed(proxy),
             RouteMode::Protect => {
@@ -323,10 +355,15 @@ impl SnapshotBuilder<'_> {
                     .reconcile
                     .clone()
                     .map(|target| self.reconcile_client(target, config, resolved));
+                url = reconciler.as_ref().map(ReconcileClient::url);
                 let mut options = options(name, config, resolved);
+                let is_shared = resources.layer.engine().store().capabilities().shared;
+                options.hook_name = hook_name(config, resolved, is_shared);
                 options.reconcile = reconciler.map(|reconciler| {
                     let (route, counts) = (Arc::from(name), Arc::clone(&counts));
-                    Arc::new(RouteReconciler { reconciler, route, counts }) as _
+                    let authorization =
+                        resolved.authorization.as_ref().and_then(|it| it.value.clone());
+                    Arc::new(RouteReconciler { reconciler, route, counts, authorization }) as _
                 });
                 let policy = Arc::new(RoutePolicy::new(scope, options)?);
                 let seen = RouteObserver {
@@ -368,6 +405,16 @@ impl SnapshotBuilder<'_> {
         let counted = scope.iter().chain(config.fingerprint.headers()).chain([&key_header]);
         let names = ProtectedHeaders::new(counted);
         let docs = config.docs_url.clone();
+        let unretried = match &service {
+            RouteService::Protected { policy, .. } if policy.options().hook_name.is_some() => {
+                Some(UnretriedRoute {
+                    hook: policy.hook_hash(resources.layer.engine()),
+                    replaces_credentials: resolved.authorization.is_some(),
+                    url: url.unwrap_or_default(),
+                })
+            }
+            _ => None,
+        };
         Ok(Arc::new(Route {
             name: name.into(),
             service,
@@ -378,6 +425,7 @@ impl SnapshotBuilder<'_> {
             key_header,
             scope,
             claims,
+            unretried,
         }))
     }
 
@@ -436,6 +484,7 @@ fn options(name: &str, config: &PolicyConfig, resolved: &ResolvedPolicy) -> Rout
         store_outage: config.store_outage,
         completion_outage: config.completion_outage,
         reconcile: None,
+        hook_name: None,
         // The services that it protects write to other databases.
         transactions: None,
         // It sees targets as clients send them, and responses are classified by their status and

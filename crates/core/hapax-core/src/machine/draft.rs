@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::ClaimEvent;
 use crate::record::{Extensions, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms};
 use crate::store::{Draft, Stamp, StoredRecord};
@@ -12,6 +14,7 @@ pub(super) fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
     let (scheme, fingerprint) = own.unwrap_or((event.scheme, event.fingerprint));
     let mut extensions = Extensions::default();
     extensions.set_settle(event.settle);
+    extensions.set_described(described(event.lease_id, event.terms, event.description));
     Draft {
         record: Record {
             scheme: scheme.clone(),
@@ -36,27 +39,45 @@ pub(super) fn again(released: &StoredRecord, event: &ClaimEvent<'_>) -> Draft {
     let mut draft = first(event, released.record.attempt.saturating_add(1));
     // It stays in the record, which shows by whose decision the key executes again.
     draft.record.notes.decision.clone_from(&released.record.notes.decision);
-    draft.record.extensions = released.record.extensions.of_key();
-    draft.record.extensions.set_settle(event.settle);
+    let extensions = &mut draft.record.extensions;
+    *extensions = released.record.extensions.of_key();
+    extensions.set_settle(event.settle);
+    extensions.set_described(described(event.lease_id, event.terms, event.description));
     draft
 }
 
-/// Lease id, terms and settle time of a claim.
-pub(super) type Claimer = (LeaseId, Terms, Option<Duration>);
+/// Returns the lease id of an execution whose description may name a hook that decides about it.
+fn described(lease_id: LeaseId, terms: Terms, description: Option<&Bytes>) -> Option<LeaseId> {
+    description.filter(|_| terms.on_unknown == OnUnknown::Reconcile).map(|_| lease_id)
+}
+
+/// Lease id, terms, settle time and description of a claim.
+pub(super) type Claimer<'a> = (LeaseId, Terms, Option<Duration>, Option<&'a Bytes>);
 
 /// Returns the record of a further execution in the same generation, under the stricter of both
 /// terms.
-pub(super) fn takeover(stored: &StoredRecord, (lease_id, terms, settle): Claimer) -> Draft {
+pub(super) fn takeover(
+    stored: &StoredRecord,
+    (lease_id, terms, settle, description): Claimer<'_>,
+) -> Draft {
     let mut extensions = stored.record.extensions.clone();
     // The request of the earlier owner may be on its way, too.
     extensions.set_settle(extensions.settle().max(settle));
     let terms = Terms { on_unknown: terms.on_unknown.max(stored.record.terms.on_unknown), ..terms };
+    extensions.set_described(described(lease_id, terms, description));
+    let notes = &stored.record.notes;
     Draft {
         record: Record {
             lease_id,
             attempt: stored.record.attempt.saturating_add(1),
             terms,
             extensions,
+            notes: Notes {
+                // An earlier one stays for operators. Its hook does not count: it is not described as that of this
+                // execution.
+                description: description.or(notes.description.as_ref()).cloned(),
+                decision: notes.decision.clone(),
+            },
             state: RecordState::InFlight,
             ..stored.record.clone()
         },

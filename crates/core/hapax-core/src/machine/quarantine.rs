@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::draft::{again, first, keep_unfinished};
-use super::{ClaimEvent, Standing, Step, standing};
+use super::{ClaimEvent, HookTiming, Standing, Step, standing};
 use crate::clock::Timestamp;
 use crate::record::{OnUnknown, RecordState};
 use crate::store::{Snapshot, StoredRecord};
@@ -59,21 +59,22 @@ impl ClaimQuarantine {
     }
 }
 
-/// Returns the time from which the hook may be called about a record that is older than the quarantine of the claim: a
-/// later execution, whose record may be lost, may have sent a request just before the start. `now` if that cannot be.
+/// Returns the time from which the hook may be called about a record that is older than the quarantine of its
+/// operation: a later execution under `lease`, whose record may be lost, may have sent a request just before the start.
+/// `now` if that cannot be.
 pub(super) fn after_lost_requests(
     now: Timestamp,
     stored: &StoredRecord,
-    event: &ClaimEvent<'_>,
+    quarantine: Option<ClaimQuarantine>,
+    lease: Duration,
+    hook: HookTiming,
 ) -> Timestamp {
     let is_older = |it: &ClaimQuarantine| stored.fence.issued_at() < it.since;
-    let Some((quarantine, hook)) = event.quarantine.filter(is_older).zip(event.hook) else {
-        return now;
-    };
-    match quarantine.since {
+    match quarantine.filter(is_older).map(|it| it.since) {
+        None => now,
         // It is not known whether one has begun.
-        Timestamp::MAX => now.after(UNREAD),
-        since => since.after(event.terms.lease).after(hook.after),
+        Some(Timestamp::MAX) => now.after(UNREAD),
+        Some(since) => since.after(lease).after(hook.after),
     }
 }
 

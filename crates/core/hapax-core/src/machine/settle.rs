@@ -18,6 +18,11 @@ pub const SETTLE_MARGIN: Duration = Duration::from_secs(30);
 /// response of another system to which it sends.
 #[must_use]
 pub fn may_execute_until(stored: &StoredRecord) -> Option<Timestamp> {
+    sent_until(stored).map(|until| until.after(SETTLE_MARGIN))
+}
+
+/// Returns the same time without [`SETTLE_MARGIN`]: until then the request may be on its way.
+pub(super) fn sent_until(stored: &StoredRecord) -> Option<Timestamp> {
     let Record { scheme, lease_id, extensions, state, .. } = &stored.record;
     if scheme.is_saga() {
         return None;
@@ -36,7 +41,7 @@ pub fn may_execute_until(stored: &StoredRecord) -> Option<Timestamp> {
             _,
         ) => return None,
     };
-    Some(from.after(settle.saturating_add(SETTLE_MARGIN)))
+    Some(from.after(settle))
 }
 
 /// Returns the extensions of a record about which a hook is called: the write sets a lease, that of the

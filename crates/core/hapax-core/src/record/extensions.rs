@@ -39,6 +39,9 @@ impl Extensions {
     /// id of the execution. Another execution of the generation has another one, also if a process
     /// that does not know the field began it.
     const ENDED: u16 = 2;
+    /// Number of the lease id of the execution that the record describes. A process that does not know the field keeps
+    /// the description of an earlier execution in a takeover, under another lease id.
+    const DESCRIBED: u16 = 3;
 
     /// Returns the field of this number.
     #[must_use]
@@ -135,6 +138,19 @@ impl Extensions {
     pub fn set_ended(&mut self, lease_id: LeaseId, at: Timestamp) {
         let field = [&at.as_micros().to_be_bytes()[..], lease_id.as_bytes()].concat();
         self.set(Self::ENDED, Some(field.into()));
+    }
+
+    /// Returns whether the record's description is that of the execution with this lease id, so that the hook that it
+    /// names decides about this execution. Known only of records under [`OnUnknown::Reconcile`](super::OnUnknown).
+    #[must_use]
+    pub fn describes(&self, lease_id: LeaseId) -> bool {
+        self.get(Self::DESCRIBED).is_some_and(|of| of == lease_id.as_bytes())
+    }
+
+    /// Sets the lease id of the execution that the record describes; `None` if it describes an earlier one, or none.
+    pub fn set_described(&mut self, lease_id: Option<LeaseId>) {
+        let of = lease_id.map(|lease_id| Bytes::copy_from_slice(lease_id.as_bytes()));
+        self.set(Self::DESCRIBED, of);
     }
 }
 

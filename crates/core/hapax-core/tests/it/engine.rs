@@ -12,6 +12,7 @@ mod operators;
 mod parked;
 mod quarantine;
 mod transactions;
+mod unretried;
 mod waiting;
 
 use std::num::NonZeroU32;

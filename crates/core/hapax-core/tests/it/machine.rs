@@ -5,6 +5,7 @@ mod operators;
 mod quarantine;
 mod releases;
 mod sagas;
+mod unretried;
 
 use std::time::Duration;
 
@@ -135,23 +136,32 @@ fn check(name: &str, event: &Event<'_>, expected: &str) {
     assert_eq!(found, expected, "{name}");
 }
 
-fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expected: &str) {
-    let scheme = FingerprintScheme::new("test/1").unwrap();
-    let claim = ClaimEvent {
+fn claim_event<'a>(
+    scheme: &'a FingerprintScheme,
+    fingerprint: &'a Fingerprint,
+    terms: Terms,
+) -> ClaimEvent<'a> {
+    ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
-        scheme: &scheme,
-        fingerprint: &fingerprint(text),
+        scheme,
+        fingerprint,
         rehashed: &[],
-        terms: terms(on_unknown),
+        terms,
         settle: None,
-        hook,
+        hook: None,
         may_reconcile: true,
         adopts: false,
         quarantine: None,
         local: &[],
         description: None,
-    };
+    }
+}
+
+fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expected: &str) {
+    let scheme = FingerprintScheme::new("test/1").unwrap();
+    let (fingerprint, terms) = (fingerprint(text), terms(on_unknown));
+    let claim = ClaimEvent { hook, ..claim_event(&scheme, &fingerprint, terms) };
     check("claim", &Event::Claim(claim), expected);
 }
 
@@ -433,6 +443,7 @@ fn a_verdict_counts_only_for_the_write_that_announced_it() {
         lease_id: NEW,
         terms: terms(OnUnknown::Reconcile),
         settle: None,
+        description: None,
         verdict,
     };
     let others = "absent:changed expired:changed released:changed live:changed lapsed:changed \
@@ -530,6 +541,7 @@ fn a_takeover_keeps_generation_checkpoint_and_the_stricter_policy() {
             lease_id: NEW,
             terms: terms(ours),
             settle: None,
+            description: None,
             verdict,
         };
         let Step::Execute(draft) = step(&seen, &answer) else { panic!() };

@@ -88,6 +88,8 @@ pub struct ScenarioPolicy {
     pub on_unknown: OnUnknown,
     /// Hook under [`OnUnknown::Reconcile`].
     pub hook: Option<Hook>,
+    /// Interval at which the hook is called without a retry; zero for never. For the group `unretried`.
+    pub reconcile_every: Duration,
     /// Profile, which maps statuses to outcome classes.
     pub profile: Profile,
     /// Statuses that the profile does not decide.
@@ -141,6 +143,7 @@ impl Default for ScenarioPolicy {
             waiters_per_key: 100,
             on_unknown: OnUnknown::default(),
             hook: None,
+            reconcile_every: Duration::ZERO,
             profile: Profile::Standard,
             statuses: StatusLists::default(),
             cookies: Cookies::Drop,

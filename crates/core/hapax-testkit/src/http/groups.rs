@@ -42,11 +42,13 @@ pub enum Group {
     Several,
     /// Needs both: one of two instances is cut off.
     Partitions,
+    /// Needs an instance that reconciles without a retry, as a gateway whose store has a secret does.
+    Unretried,
 }
 
 impl Group {
-    /// All groups.
-    pub const ALL: [Self; 5] =
+    /// All groups but [`Unretried`](Self::Unretried).
+    pub const RETRIED: [Self; 5] =
         [Self::Any, Self::Crashes, Self::Outages, Self::Several, Self::Partitions];
 
     /// Returns the scenarios of the group.
@@ -58,6 +60,7 @@ impl Group {
             Self::Outages => crate::__http_group!(outages, list),
             Self::Several => crate::__http_group!(several, list),
             Self::Partitions => crate::__http_group!(partitions, list),
+            Self::Unretried => crate::__http_group!(unretried, list),
         }
     }
 }
@@ -284,6 +287,14 @@ macro_rules! __http_group {
             outages: w20_after_a_completion_deferred_beyond_the_lease_the_policy_applies;
         }
     };
+    (unretried, $($then:tt)*) => {
+        $crate::__http_each! {
+            [$($then)*]
+            unretried: w46_what_happened_is_known_without_a_retry
+                w46_what_did_not_happen_releases_its_key_without_a_retry
+                w46_without_a_verdict_the_outcome_stays_unknown;
+        }
+    };
 }
 
 #[cfg(test)]
@@ -297,7 +308,7 @@ mod tests {
     #[test]
     fn every_statement_has_a_scenario() {
         // Also for a store that has one owner and is never unreachable.
-        for groups in [&Group::ALL[..], &[Group::Any, Group::Crashes]] {
+        for groups in [&Group::RETRIED[..], &[Group::Any, Group::Crashes]] {
             let scenarios = || groups.iter().flat_map(|group| group.scenarios());
             let numbers: BTreeSet<&str> = scenarios().map(|scenario| &scenario.name[..3]).collect();
             let all: BTreeSet<String> = (1..=23).map(|number| format!("w{number:02}")).collect();
@@ -326,11 +337,13 @@ mod tests {
             include_str!("scenarios/rejections.rs"),
             include_str!("scenarios/replay.rs"),
             include_str!("scenarios/sizes.rs"),
+            include_str!("scenarios/unretried.rs"),
         ]
         .iter()
         .map(|source| source.matches("pub async fn w").count())
         .sum();
-        let grouped: usize = Group::ALL.iter().map(|group| group.scenarios().len()).sum();
+        let groups = Group::RETRIED.iter().chain([&Group::Unretried]);
+        let grouped: usize = groups.map(|group| group.scenarios().len()).sum();
         assert_eq!(written, grouped);
     }
 }

@@ -1,7 +1,7 @@
 //! Bugs that can be planted, each where a developer could make it.
 
 use hapax_core::store::{Stamp, StoredRecord, Swap, Swapped};
-use hapax_core::{OnUnknown, RecordState, Timestamp};
+use hapax_core::{Extensions, OnUnknown, Record, RecordState, Timestamp};
 
 use super::ledger::SwapPurpose;
 use super::plan;
@@ -89,6 +89,18 @@ bugs! {
     AcceptsLateVerdicts,
     /// A hook is called as soon as the lease lapses, while the owner's requests may be in progress.
     CallsHookTooSoon,
+    /// A hook is called without a retry as soon as the lease lapses.
+    CallsHookWithoutRetryTooSoon,
+    /// A hook is called without a retry about an execution that was not listed.
+    ReconcilesUnseenExecution,
+    /// A hook is called without a retry about a record whose checkpoint a retry may continue.
+    ReconcilesWithoutItsCheckpoint,
+    /// A hook's verdict without a retry counts, although the record has changed.
+    SettlesLate,
+    /// The announcement of a call without a retry hides when the execution ended.
+    CallHidesTheEnd,
+    /// A takeover without a description takes that of the earlier execution for its own.
+    TakesOverTheDescription,
     /// An operator's decision counts for an execution that the operator never saw.
     DecidesUnseenExecution,
     /// An operator interrupts a live lease without force.
@@ -149,9 +161,6 @@ pub(super) fn alter_reply(bug: Bug, world: &World, exchange: &SimExchange, swapp
                 (Bug::DecidesUnseenExecution, SwapPurpose::Operator { fence, .. }, _) => {
                     stored.fence = hapax_core::FencingToken::new(fence);
                 }
-                (Bug::ResolvesWithoutForce, SwapPurpose::Operator { .. }, _) => {
-                    stored.lease_until = Timestamp::default();
-                }
                 _ => {}
             }
         }
@@ -173,7 +182,7 @@ fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &SimClaim, stored: &mut S
             stored.record.fingerprint = plan::fingerprint(claim.request, claim.scheme);
         }
         Bug::ForgetsRedirectsOnceExecuted if stored.record.state != RecordState::Released => {
-            stored.record.extensions = hapax_core::Extensions::default();
+            stored.record.extensions = description_only(&stored.record);
         }
         Bug::RedirectsEveryRequest => {
             let redirects = stored.record.extensions.redirects();
@@ -227,13 +236,31 @@ pub(super) fn alter_swap(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap
             draft.record.state = RecordState::Released;
         }
         Bug::ReconcileHidesTheEnd if matches!(meaning, SwapPurpose::Announce { .. }) => {
-            let settle = draft.record.extensions.settle();
-            draft.record.extensions = hapax_core::Extensions::default();
-            draft.record.extensions.set_settle(settle);
+            hide_the_end(&mut draft.record);
+        }
+        Bug::CallHidesTheEnd if matches!(meaning, SwapPurpose::Call { .. }) => {
+            hide_the_end(&mut draft.record);
+        }
+        Bug::TakesOverTheDescription if takeover => {
+            draft.record.extensions.set_described(Some(draft.record.lease_id));
         }
         Bug::ReconcileReplacesLeaseId if matches!(meaning, SwapPurpose::Announce { .. }) => {
             draft.record.lease_id = hapax_core::LeaseId::from_bytes(*swap.write_id.as_bytes());
         }
         _ => {}
     }
+}
+
+fn hide_the_end(record: &mut Record) {
+    let settle = record.extensions.settle();
+    record.extensions = description_only(record);
+    record.extensions.set_settle(settle);
+}
+
+/// Returns the extension that has the execution which a record describes, without the others.
+fn description_only(record: &Record) -> Extensions {
+    let mut extensions = Extensions::default();
+    let described = record.extensions.describes(record.lease_id);
+    extensions.set_described(described.then_some(record.lease_id));
+    extensions
 }

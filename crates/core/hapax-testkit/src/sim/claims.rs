@@ -169,6 +169,37 @@ impl Ledger {
         }
     }
 
+    /// Checks an answer to a reconciler, by the facts at the time of the record that decided.
+    pub(super) fn judge_call(
+        &self,
+        seen: &KeyModel,
+        meaning: SwapPurpose,
+        landed: bool,
+        wrote: &WriteResult,
+    ) -> Checked {
+        let gone = seen.vacant() || seen.expired();
+        let owner = self.executions.get(seen.execution as usize).map(|execution| execution.fence);
+        let done = seen.phase == Phase::Done;
+        let right = match (meaning, wrote) {
+            (_, WriteResult::Recorded(_)) => landed,
+            (_, WriteResult::Contended) => true,
+            (SwapPurpose::Call { .. }, WriteResult::NotFound) => gone,
+            (SwapPurpose::Call { fence, .. }, WriteResult::Changed) => owner != Some(fence) || done,
+            (SwapPurpose::Call { policy, .. }, WriteResult::Rejected) => {
+                let both = [seen.strict, policy] == [OnUnknown::Reconcile; 2];
+                seen.live() || !both || seen.checkpoint.is_some()
+            }
+            (SwapPurpose::Call { .. }, WriteResult::MayExecute { until }) => {
+                !gone && !done && seen.clock < until.as_micros()
+            }
+            (SwapPurpose::Settle { asked, .. }, WriteResult::Changed) => {
+                seen.phase != Phase::Unknown || seen.version != asked || seen.expired()
+            }
+            _ => false,
+        };
+        ensure(right || seen.echo, "reconcile", "a reconciler got another result than the facts")
+    }
+
     /// Checks an answer to an operator.
     pub(super) fn judge_operator(
         &self,

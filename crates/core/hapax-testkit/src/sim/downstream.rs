@@ -15,6 +15,23 @@ pub(super) struct Downstream {
 }
 
 impl World {
+    /// Returns what the hook answers about an execution. After *did not happen* its fence is rejected.
+    pub(super) fn verdict_about(&mut self, key: usize, execution: u32) -> u32 {
+        let asked = &self.ledger.executions[execution as usize];
+        if asked.effect == Effect::Applied {
+            self.tally.event(Count::VerdictHappened);
+            return 2 + execution;
+        }
+        if self.chance(300) {
+            self.count(Count::VerdictCannotSay);
+            return 0;
+        }
+        let refused = &mut self.downstream.refused[key];
+        *refused = asked.fence.max(*refused);
+        self.tally.event(Count::VerdictDidNotHappen);
+        1
+    }
+
     pub(super) fn effect(&mut self, execution: u32) {
         let sender = &mut self.ledger.executions[execution as usize];
         let key = usize::from(sender.key);
@@ -53,19 +70,7 @@ impl World {
         let state = &self.convs[exchange as usize];
         let ExchangeKind::Claim(claim) = &state.talk else { return };
         let Some((_, execution)) = claim.asked else { return };
-        let (key, asked) = (usize::from(state.key), &self.ledger.executions[execution as usize]);
-        let said = if asked.effect == Effect::Applied {
-            self.tally.event(Count::VerdictHappened);
-            2 + execution
-        } else if self.chance(200) {
-            self.count(Count::VerdictCannotSay);
-            0
-        } else {
-            let refused = &mut self.downstream.refused[key];
-            *refused = asked.fence.max(*refused);
-            self.tally.event(Count::VerdictDidNotHappen);
-            1
-        };
+        let said = self.verdict_about(usize::from(state.key), execution);
         note!(self, "c{exchange} calls the hook: {:?}", Self::said(said));
         let delay = self.latency(Fault::AnswerDelayed);
         self.at(delay, SimEvent::Verdict { exchange, said });

@@ -17,7 +17,7 @@ impl World {
     pub(super) fn receive(&mut self, exchange: u32, mut swapped: Swapped, truth: KeyModel) {
         self.convs[exchange as usize].waiting = false;
         if let Some(bug) = self.bug {
-            if bug == Bug::AcceptsLateVerdicts && self.write_late_verdict(exchange, &swapped) {
+            if self.write_late_verdict(bug, exchange, &swapped) {
                 return;
             }
             bug::alter_reply(bug, self, &self.convs[exchange as usize], &mut swapped);
@@ -343,6 +343,13 @@ impl World {
             self.judge(judged);
             return self.operator_hears(meaning, &wrote);
         }
+        if let (SwapPurpose::Call { .. } | SwapPurpose::Settle { .. }, Some(truth)) =
+            (meaning, truth)
+        {
+            let judged = self.ledger.judge_call(truth, meaning, landed, &wrote);
+            self.judge(judged);
+            return self.reconciler_hears(meaning, wrote, truth);
+        }
         if let Some(truth) = truth {
             let judged = self.ledger.judge_write(truth, execution, meaning, landed, &wrote);
             self.judge(judged);
@@ -376,13 +383,16 @@ impl World {
         }
     }
 
-    /// Implements [`Bug::AcceptsLateVerdicts`]: writes the verdict over any record.
-    fn write_late_verdict(&mut self, exchange: u32, swapped: &Swapped) -> bool {
+    /// Implements [`Bug::AcceptsLateVerdicts`] and [`Bug::SettlesLate`]: writes the verdict over any record.
+    fn write_late_verdict(&mut self, bug: Bug, exchange: u32, swapped: &Swapped) -> bool {
         let message = &self.messages[self.convs[exchange as usize].message as usize];
-        let answer = matches!(
-            message.meaning,
-            SwapPurpose::Conclude { .. } | SwapPurpose::Execute { asked: Some(_), .. }
-        );
+        let answer = match message.meaning {
+            SwapPurpose::Settle { .. } => bug == Bug::SettlesLate,
+            SwapPurpose::Conclude { .. } | SwapPurpose::Execute { asked: Some(_), .. } => {
+                bug == Bug::AcceptsLateVerdicts
+            }
+            _ => false,
+        };
         let Swapped::Conflict(seen) = swapped else { return false };
         let (true, Some(stored)) = (answer, &seen.stored) else { return false };
         let mut again = message.swap.clone();

@@ -110,6 +110,7 @@ impl World {
                             lease: LEASE,
                             retention: 10 * LEASE,
                             settle: None,
+                            hook: None,
                             again: false,
                         };
                         self.ledger.wrote(key, clock, fence, meaning, by, &swap)?;

@@ -6,8 +6,8 @@ use hapax_core::store::{StoredRecord, Swap};
 use hapax_core::{Extensions, LeaseId, OnUnknown, RecordState, Timestamp};
 
 pub(super) use super::model::{
-    Checked, Effect, KeyModel, ModelExecution, NEVER, Phase, PromiseViolation, Redirects,
-    SimVerdict, SwapPurpose, SwapSender, ensure,
+    Checked, Effect, Generation, KeyModel, ModelExecution, NEVER, Phase, PromiseViolation,
+    Redirects, SimVerdict, SwapPurpose, SwapSender, ensure,
 };
 use super::plan;
 
@@ -16,8 +16,7 @@ use super::plan;
 pub(super) struct Ledger {
     pub(super) keys: Vec<KeyModel>,
     pub(super) executions: Vec<ModelExecution>,
-    /// Number of effects of each generation, and whether it may have only one.
-    pub(super) generations: Vec<(u8, bool)>,
+    pub(super) generations: Vec<Generation>,
     /// Outcomes that were ever recorded, and those that were reported to their owner as lost.
     pub(super) recorded: Vec<bool>,
     pub(super) denied: Vec<bool>,
@@ -132,15 +131,20 @@ impl Ledger {
                 if !before.echo {
                     check_hook_call(&before, after, &by)?;
                 }
-                if before.phase == Phase::Held {
-                    now.seen_outcome = None;
-                    (now.ended, now.lapsed) = (before.lease_until, true);
-                }
-                (now.phase, now.reconciling) = (Phase::Unknown, true);
-                now.lease_until = clock + timeout;
+                called(&mut now, timeout);
                 now.keep_until = keep(&now, timeout);
             }
-            SwapPurpose::Conclude { said, asked } => {
+            SwapPurpose::Call { fence, policy, after, timeout, pause, .. } => {
+                let owner = self.executions.get(before.execution as usize).map(|it| it.fence);
+                let listed = owner == Some(fence);
+                if !before.echo {
+                    ensure(listed, "reconcile", "a hook was called about what was not listed")?;
+                    check_call_without_retry(&before, policy, (after, pause))?;
+                }
+                called(&mut now, timeout);
+                now.keep_until = keep(&now, timeout);
+            }
+            SwapPurpose::Conclude { said, asked } | SwapPurpose::Settle { said, asked } => {
                 let same = before.phase == Phase::Unknown && before.version == asked;
                 ensure(
                     same || before.echo,
@@ -150,6 +154,15 @@ impl Ledger {
                 (now.reconciling, now.lease_until) = (false, clock);
                 match said {
                     SimVerdict::Happened(outcome) => self.finish(&mut now, outcome, None),
+                    SimVerdict::DidNotHappen if matches!(meaning, SwapPurpose::Settle { .. }) => {
+                        let retention = now.retention;
+                        release(&mut now, retention);
+                        if let Some(it) = self.generations.get_mut(before.generation as usize) {
+                            let happened = it.one && it.effects > 0 && !before.echo;
+                            ensure(!happened, "reconcile", "released an operation that happened")?;
+                            it.denied |= !before.echo;
+                        }
+                    }
                     SimVerdict::DidNotHappen | SimVerdict::CannotSay => {
                         now.keep_until = keep(&now, 0)
                     }
@@ -289,7 +302,16 @@ impl Ledger {
         let lease = stored.lease_until.as_micros() == truth.lease_until;
         ensure(lease || !unfinished, "table", "a record is held for another time")?;
         let same = checkpoint == truth.checkpoint;
-        ensure(same || !unfinished, "checkpoint", "a record has another checkpoint")
+        ensure(same || !unfinished, "checkpoint", "a record has another checkpoint")?;
+        let owner = self.executions.get(truth.execution as usize);
+        let hook = owner.and_then(|owner| owner.hook).map(plan::description);
+        let described = record.extensions.describes(record.lease_id);
+        let named = record.notes.description.clone().filter(|_| described);
+        ensure(
+            named == hook || !unfinished,
+            "reconcile",
+            "a record names the hook of another execution",
+        )
     }
 
     /// Returns whether `execution` owns a key, by its lease id. A copy of its claim that lands on a
@@ -313,7 +335,8 @@ impl Ledger {
         swap: &Swap,
     ) -> u32 {
         let generation = if anew {
-            self.generations.push((0, by.policy >= OnUnknown::Reconcile));
+            let one = by.policy >= OnUnknown::Reconcile;
+            self.generations.push(Generation { effects: 0, one, denied: false });
             self.generations.len() as u32 - 1
         } else {
             before.generation
@@ -341,6 +364,7 @@ impl Ledger {
             stray: false,
             dropped: false,
             running: self.running(&swap.draft.record.lease_id),
+            hook: by.hook,
         });
         self.executions.len() as u32 - 1
     }
@@ -429,10 +453,22 @@ impl Ledger {
     pub(super) fn effect(&mut self, execution: u32) -> Checked {
         let execution = &mut self.executions[execution as usize];
         execution.effect = Effect::Applied;
-        let (effects, one) = &mut self.generations[execution.generation as usize];
+        let Generation { effects, one, denied } =
+            &mut self.generations[execution.generation as usize];
         *effects += 1;
+        ensure(!*denied, "S5", "an operation had its effect after its hook had denied it")?;
         ensure(*effects == 1 || !*one, "S5", "an operation had its effect twice in one generation")
     }
+}
+
+/// Notes a call of the hook.
+fn called(now: &mut KeyModel, timeout: u64) {
+    if now.phase == Phase::Held {
+        now.seen_outcome = None;
+        (now.ended, now.lapsed) = (now.lease_until, true);
+    }
+    (now.phase, now.reconciling) = (Phase::Unknown, true);
+    now.lease_until = now.latest + timeout;
 }
 
 fn release(now: &mut KeyModel, keep: u64) {
@@ -499,4 +535,24 @@ fn check_hook_call(before: &KeyModel, after: u64, by: &SwapSender) -> Checked {
         }
         _ => ensure(false, "reconcile", "a hook was called for a record that was not undecided"),
     }
+}
+
+/// Checks that a hook may be called without a retry.
+fn check_call_without_retry(
+    before: &KeyModel,
+    policy: OnUnknown,
+    (after, pause): (u64, u64),
+) -> Checked {
+    let both = [before.strict, policy] == [OnUnknown::Reconcile; 2];
+    ensure(both, "reconcile", "a hook was called without a retry under another policy")?;
+    let fresh = before.checkpoint.is_none();
+    ensure(fresh, "checkpoint", "a hook was called about what a retry may continue")?;
+    let from = match before.phase {
+        Phase::Held => before.lease_until.saturating_add(after),
+        Phase::Unknown => before.lease_until.saturating_add(pause),
+        _ => NEVER,
+    };
+    ensure(from != NEVER, "reconcile", "a hook was called for a record that was not undecided")?;
+    let due = before.latest >= from.max(before.sent_until());
+    ensure(due, "reconcile", "a hook was called without a retry before the request had ended")
 }

@@ -1,5 +1,5 @@
-//! A seeded simulation of workers, operators, a hook, a store and the network between them, with
-//! every kind of fault, and a ledger of the facts.
+//! A seeded simulation of workers, operators, reconcilers, a hook, a store and the network between them,
+//! with every kind of fault, and a ledger of the facts.
 //!
 //! 1. A seed determines a schedule: at least four workers with ten operations each, over three
 //!    keys. The same seed gives the same schedule.
@@ -25,6 +25,7 @@ mod model;
 mod network;
 mod operator;
 mod plan;
+mod reconciler;
 mod schedule;
 mod store;
 mod tally;

@@ -129,6 +129,14 @@ impl KeyModel {
 
     /// Returns the time until which the request of the last execution may still execute; zero if it is over.
     pub(super) fn may_execute_until(&self) -> u64 {
+        match self.sent_until() {
+            0 => 0,
+            until => until + MARGIN,
+        }
+    }
+
+    /// Returns the same time without the margin.
+    pub(super) fn sent_until(&self) -> u64 {
         let ended = match self.phase {
             Phase::Held => self.lease_until,
             // Its owner ended by itself, and had a response or sends no request to another system.
@@ -136,7 +144,7 @@ impl KeyModel {
             Phase::Unknown if self.seen_outcome.is_none() => self.ended,
             _ => return 0,
         };
-        ended + self.settle.unwrap_or(0) + MARGIN
+        ended + self.settle.unwrap_or(0)
     }
 
     /// Returns the redirect of a request, while the record is there.
@@ -173,6 +181,18 @@ pub(super) struct ModelExecution {
     pub(super) dropped: bool,
     /// Process in which it is in progress.
     pub(super) running: Option<u8>,
+    /// The hook that its claim describes, if that may decide about it.
+    pub(super) hook: Option<u8>,
+}
+
+/// Effects of a generation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Generation {
+    pub(super) effects: u8,
+    /// True if it may have only one.
+    pub(super) one: bool,
+    /// True once it was released because its hook denied it: it has no further effect.
+    pub(super) denied: bool,
 }
 
 /// Progress of an execution's effect towards the system downstream.
@@ -233,6 +253,20 @@ pub(super) enum SwapPurpose {
     Withdraw {
         keep: u64,
     },
+    /// A call of the hook without a retry.
+    Call {
+        reconciler: u32,
+        fence: u64,
+        policy: OnUnknown,
+        after: u64,
+        timeout: u64,
+        pause: u64,
+    },
+    /// Its conclusion; `asked` is the version that the call left.
+    Settle {
+        said: SimVerdict,
+        asked: u32,
+    },
     Operator {
         fence: u64,
         force: bool,
@@ -254,6 +288,8 @@ pub(super) struct SwapSender {
     pub(super) lease: u64,
     pub(super) retention: u64,
     pub(super) settle: Option<u64>,
+    /// The hook that a claim describes, if that may decide about its execution.
+    pub(super) hook: Option<u8>,
     /// True if a copy of this swap was written before.
     pub(super) again: bool,
 }

@@ -139,6 +139,7 @@ impl World {
                 lease: claim.lease,
                 retention: claim.retention,
                 settle: claim.settle,
+                hook: claim.described,
                 again,
             },
             ExchangeKind::Write(write) => {
@@ -152,6 +153,7 @@ impl World {
                     lease: 0,
                     retention: 0,
                     settle: None,
+                    hook: None,
                     again,
                 }
             }
@@ -259,6 +261,7 @@ impl World {
     pub(super) fn look(&mut self, looker: LoadOrigin) {
         let key = match looker {
             LoadOrigin::Operator { operator } => self.operators[operator as usize].key,
+            LoadOrigin::Reconciler { reconciler } => self.reconcilers[reconciler as usize].key,
             LoadOrigin::Waiter { worker, .. } => self.processes[usize::from(worker)].key,
             LoadOrigin::Carrier { exchange, .. } => self.convs[exchange as usize].key,
         };
@@ -283,6 +286,7 @@ impl World {
         let found = seen.checked_sub(1).map(|at| self.looks[at as usize].clone());
         match looker {
             LoadOrigin::Operator { operator } => self.operator_looked(operator, found),
+            LoadOrigin::Reconciler { reconciler } => self.reconciler_looked(reconciler, found),
             LoadOrigin::Waiter { worker, operation } => {
                 if !self.asleep(worker, happening)
                     && self.processes[usize::from(worker)].operation == operation

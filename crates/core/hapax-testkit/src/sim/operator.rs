@@ -59,8 +59,10 @@ impl World {
         let expected = FencingToken::new(fence);
         let mut resolve =
             Resolve { expected, force, forget, resolution, note: None, restart: false };
-        if self.bug == Some(Bug::DecidesBeforeItSettled) && !truth.live() {
-            resolve.force = true;
+        match self.bug {
+            Some(Bug::DecidesBeforeItSettled) if !truth.live() => resolve.force = true,
+            Some(Bug::ResolvesWithoutForce) if truth.live() => resolve.force = true,
+            _ => {}
         }
         let name = plan::key(usize::from(key));
         let Ok((writing, next)) = WriteExchange::resolve(name, seen, resolve, &self.ids.0) else {

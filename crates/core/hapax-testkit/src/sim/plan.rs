@@ -49,6 +49,8 @@ pub(super) struct Plan {
     /// Chance that an execution sends a request to another system.
     pub(super) settles: u64,
     pub(super) operators: u64,
+    /// In schedules of odd seeds; the others show bugs that a verdict would hide.
+    pub(super) reconcilers: u64,
     /// Chance that an execution without an effect ends with a redirect.
     pub(super) redirects: u64,
     pub(super) reaps: u64,
@@ -81,6 +83,7 @@ impl Plan {
             back: if far_back { 10_000 * MS } else { SHORTEST_LEASE - MS },
             settles: [100, 900][rng.below(2) as usize],
             operators: rng.below(9),
+            reconcilers: 0,
             redirects: [0, 0, 500][rng.below(3) as usize],
             reaps: 16,
         }
@@ -190,6 +193,11 @@ pub(super) fn request_number(scheme: &FingerprintScheme, fingerprint: &Fingerpri
 
 pub(super) fn bytes(number: u16) -> bytes::Bytes {
     bytes::Bytes::from_static(&NUMBERS[2 * usize::from(number)..][..2])
+}
+
+/// Returns the description of a request whose hook is that of a worker.
+pub(super) fn description(worker: u8) -> bytes::Bytes {
+    bytes(u16::from(worker))
 }
 
 pub(super) fn outcome(number: u16) -> Outcome {

@@ -79,12 +79,26 @@ pub(super) enum SimEvent {
     Resolve {
         operator: u32,
     },
+    /// A process lists a record, to reconcile it without a retry.
+    Reconciler,
+    /// The request of a reconciler reaches the hook.
+    Consult {
+        reconciler: u32,
+    },
+    /// The verdict reaches a reconciler.
+    Conclude {
+        reconciler: u32,
+        said: u32,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum LoadOrigin {
     Operator {
         operator: u32,
+    },
+    Reconciler {
+        reconciler: u32,
     },
     Waiter {
         worker: u8,
@@ -140,6 +154,8 @@ pub(super) struct SimClaim {
     pub(super) retention: u64,
     pub(super) settle: Option<u64>,
     pub(super) hook: Option<(u64, u64)>,
+    /// The hook that its description names, if that may decide about its execution.
+    pub(super) described: Option<u8>,
     /// The last execution to which one of its swaps was admitted.
     pub(super) execution: Option<u32>,
     /// The version that its announcement left, and the execution that it concerns.

@@ -126,6 +126,20 @@ counts! {
     OperatorRejected = "operators: rejected",
     /// Operators' decisions that were rejected, as the request may still execute.
     OperatorEarly = "operators: too early",
+    /// Calls of the hook without a retry.
+    Called = "reconcilers: called",
+    /// Calls without a retry that were rejected, as the request may still execute or another call was just now.
+    CalledEarly = "reconcilers: too early",
+    /// Calls without a retry about a record that has changed, or that none is made about.
+    NotCalled = "reconcilers: not called",
+    /// Operations that happened, by a verdict without a retry.
+    SettledHappened = "reconcilers: happened",
+    /// Operations that did not happen, by a verdict without a retry.
+    SettledDidNot = "reconcilers: did not happen",
+    /// Operations that stay unknown after a call without a retry.
+    NotSettled = "reconcilers: cannot say",
+    /// Verdicts without a retry about a record that changed meanwhile.
+    SettledLate = "reconcilers: changed meanwhile",
     /// Effects downstream.
     Effect = "effects",
     /// Effects that a fence rejected.
@@ -135,12 +149,18 @@ counts! {
 }
 
 /// Counts of faults and events.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tally {
     /// Schedules counted.
     pub schedules: u64,
     faults: [u64; Fault::ALL.len()],
     events: [u64; Event::ALL.len()],
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self { schedules: 0, faults: [0; Fault::ALL.len()], events: [0; Event::ALL.len()] }
+    }
 }
 
 impl Tally {

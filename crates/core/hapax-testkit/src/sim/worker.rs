@@ -61,6 +61,9 @@ impl World {
         if self.bug == Some(Bug::IgnoresTheClaimersPolicy) {
             terms.on_unknown = OnUnknown::Reexecute;
         }
+        // The others have no description, as one that is too long.
+        let is_described = worker % 2 == 1 && terms.on_unknown == OnUnknown::Reconcile;
+        let described = is_described.then_some(worker);
         let request = u8::from(self.chance(self.plan.other_request));
         let scheme = u8::from(self.chance(self.plan.other_scheme));
         let process = &mut self.processes[usize::from(worker)];
@@ -78,7 +81,7 @@ impl World {
             hook,
             may_reconcile: true,
             executions,
-            description: None,
+            description: described.map(plan::description),
             keep_released: Duration::from_micros(self.below(4_000 * MS)),
             adopts: false,
             quarantine: None,
@@ -96,6 +99,7 @@ impl World {
             retention: micros(terms.retention),
             settle: settle.map(micros),
             hook: hook.map(|hook| (micros(hook.after), micros(hook.timeout))),
+            described,
             execution: None,
             asked: None,
         });
@@ -358,7 +362,11 @@ impl World {
                     self.renewal_given_up(exchange, process);
                 }
             }
-            Some(SwapPurpose::Operator { .. }) => state.over = true,
+            Some(
+                SwapPurpose::Operator { .. }
+                | SwapPurpose::Call { .. }
+                | SwapPurpose::Settle { .. },
+            ) => state.over = true,
             Some(_) => {
                 note!(self, "c{exchange} is deferred");
                 state.background = true;

@@ -28,7 +28,7 @@ macro_rules! note {
 }
 pub(super) use note;
 
-/// The operators' process, which neither crashes nor pauses.
+/// The process of operators and reconcilers, which neither crashes nor pauses.
 pub(super) const OPERATORS: u8 = WORKERS as u8;
 
 /// Distance of times at which events happen.
@@ -57,6 +57,7 @@ pub(super) struct World {
     pub(super) replies: Vec<Reply>,
     pub(super) looks: Vec<(Snapshot, KeyModel)>,
     pub(super) operators: Vec<super::operator::Operator>,
+    pub(super) reconcilers: Vec<super::reconciler::Reconciler>,
     pub(super) downstream: super::downstream::Downstream,
     /// True after the last operation: no more faults happen, and requests in progress end.
     pub(super) calm: bool,
@@ -91,6 +92,9 @@ impl World {
         self.rng = Dice(SeededEntropy::new(SeededEntropy::new(seed).next()));
         self.ids = Ids(SeededEntropy::new(SeededEntropy::new(!seed).next()));
         self.plan = Plan::draw(&self.rng.0);
+        if seed % 2 == 1 {
+            self.plan.reconcilers = 8 + self.below(16);
+        }
         self.violation = None;
         (self.now, self.sequence, self.stepped_back, self.calm) = (0, 0, 0, false);
         self.queue.clear();
@@ -103,6 +107,7 @@ impl World {
         self.replies.clear();
         self.looks.clear();
         self.operators.clear();
+        self.reconcilers.clear();
         self.downstream = super::downstream::Downstream::default();
         note!(self, "seed {seed}: {:?}", self.plan);
         for worker in 0..WORKERS as u8 {
@@ -113,7 +118,7 @@ impl World {
         self.schedule_faults();
     }
 
-    /// Schedules crashes, pauses, clock steps, operators and reaping.
+    /// Schedules crashes, pauses, clock steps, operators, reconcilers and reaping.
     fn schedule_faults(&mut self) {
         const HORIZON: u64 = 12_000 * MS;
         for _ in 0..self.plan.crashes {
@@ -138,6 +143,9 @@ impl World {
         }
         for _ in 0..self.plan.operators {
             self.at(self.below(HORIZON), SimEvent::Operator);
+        }
+        for _ in 0..self.plan.reconcilers {
+            self.at(self.below(HORIZON), SimEvent::Reconciler);
         }
         for _ in 0..self.plan.reaps {
             self.at(self.below(2 * HORIZON), SimEvent::Reap);
@@ -182,6 +190,9 @@ impl World {
             SimEvent::Reap => self.reap(),
             SimEvent::Operator => self.operator_looks(),
             SimEvent::Resolve { operator } => self.operator_resolves(operator),
+            SimEvent::Reconciler => self.reconciler_begins(),
+            SimEvent::Consult { reconciler } => self.consult(reconciler),
+            SimEvent::Conclude { reconciler, said } => self.reconciler_concludes(reconciler, said),
         }
     }
 

@@ -92,6 +92,12 @@ finds! {
     finds_a_world_that_asking_takes_the_grant: ReconcileReplacesLeaseId
     finds_a_world_that_counts_late_answers: AcceptsLateVerdicts
     finds_a_world_that_asks_too_soon: CallsHookTooSoon
+    finds_a_world_that_calls_without_a_retry_too_soon: CallsHookWithoutRetryTooSoon
+    finds_a_world_that_reconciles_the_unseen: ReconcilesUnseenExecution
+    finds_a_world_that_reconciles_without_the_checkpoint: ReconcilesWithoutItsCheckpoint
+    finds_a_world_that_settles_late: SettlesLate
+    finds_a_world_that_forgets_the_end_in_a_call: CallHidesTheEnd
+    finds_a_world_that_takes_over_the_description: TakesOverTheDescription
     finds_a_world_that_resolves_the_unseen: DecidesUnseenExecution
     finds_a_world_that_resolves_without_force: ResolvesWithoutForce
     finds_a_world_that_decides_before_it_settled: DecidesBeforeItSettled

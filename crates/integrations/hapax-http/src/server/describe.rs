@@ -6,6 +6,8 @@
 //!    operator finds by entering the value. A claim of a token is no credential, and is shown unless its name says
 //!    otherwise.
 //! 3. The query is left out, since API keys are sent in it.
+//! 4. On a route with a named hook it also has what a reconciliation without a retry needs: a keyed hash of the hook's
+//!    name, the namespace, whether it is gRPC, and whether values that are no credentials are not shown (`partial`).
 
 use std::sync::OnceLock;
 
@@ -17,6 +19,7 @@ use serde_json::{Value, json};
 
 use super::scope::ScopePart;
 use super::token_claims::CLAIM_PREFIX;
+use crate::classify::is_grpc;
 use crate::fingerprint::{HttpRequest, is_of_original};
 
 /// The longest path that is shown, in bytes.
@@ -27,6 +30,8 @@ const MAX_VALUE: usize = 128;
 
 /// The longest claim that is shown, with its issuer, in bytes.
 const MAX_CLAIM: usize = 256;
+/// The most values of a scope that are shown.
+const MOST_CALLERS: usize = 4;
 
 /// Returns the target that reached the outermost router of axum, if there is one.
 #[cfg(feature = "axum")]
@@ -115,6 +120,8 @@ pub(super) struct DescribedHttpRequest<'a> {
     pub(super) route: &'a str,
     /// Its fingerprint by the scheme in force, once it is computed.
     pub(super) computed: OnceLock<Fingerprint>,
+    /// The name of its hook.
+    pub(super) hook: Option<&'a str>,
 }
 
 impl OperationRequest for DescribedHttpRequest<'_> {
@@ -149,13 +156,27 @@ impl OperationRequest for DescribedHttpRequest<'_> {
             // A request has a scope before it has a description.
             let _ = part.add_values(self.parts, &mut found);
         }
+        let is_hidden =
+            |(part, value): &(&str, &[u8])| names_caller(part) && shown(part, value).is_none();
+        let is_partial = found.len() > MOST_CALLERS || found.iter().any(is_hidden);
         let values = found.into_iter().filter_map(|(part, value)| self.caller(part, value));
         let mut described = json!({
             "key": self.key.as_str(),
             "method": self.parts.method.as_str(),
             "target": target,
-            "caller": values.take(4).collect::<Vec<_>>(),
+            "caller": values.take(MOST_CALLERS).collect::<Vec<_>>(),
         });
+        if let Some(hook) = self.hook.and_then(|name| self.engine.pseudonym(name.as_bytes())) {
+            described["hook"] = hook.into();
+            // An operation id does not show its namespace.
+            described["namespace"] = self.engine.namespace().as_str().into();
+            for (field, value) in [("grpc", is_grpc(&self.parts.headers)), ("partial", is_partial)]
+            {
+                if value {
+                    described[field] = value.into();
+                }
+            }
+        }
         if !self.route.is_empty() {
             described["route"] = self.route.into();
         }
@@ -170,11 +191,7 @@ impl OperationRequest for DescribedHttpRequest<'_> {
 impl DescribedHttpRequest<'_> {
     /// Returns a value of the scope as operators see it.
     fn caller(&self, part: &str, value: &[u8]) -> Option<Value> {
-        let is_plain = |text: &&str| text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
-        let most = if part.starts_with(CLAIM_PREFIX) { MAX_CLAIM } else { MAX_VALUE };
-        let is_short = |text: &&str| text.len() <= most;
-        let text = std::str::from_utf8(value).ok().filter(is_plain).filter(is_short);
-        match text.filter(|_| names_caller(part)) {
+        match shown(part, value).filter(|_| names_caller(part)) {
             Some(text) => Some(json!({ "header": part, "value": text })),
             None => {
                 let hash = self.engine.pseudonym(value)?;
@@ -184,8 +201,16 @@ impl DescribedHttpRequest<'_> {
     }
 }
 
+/// Returns a value of a part of a scope as it is shown, if it is short and plain text.
+fn shown<'a>(part: &str, value: &'a [u8]) -> Option<&'a str> {
+    let is_plain = |text: &&str| text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
+    let most = if part.starts_with(CLAIM_PREFIX) { MAX_CLAIM } else { MAX_VALUE };
+    let is_short = |text: &&str| text.len() <= most;
+    std::str::from_utf8(value).ok().filter(is_plain).filter(is_short)
+}
+
 /// Returns whether the values of a part of a scope name a caller and are no credentials; a cookie may be one.
-fn names_caller(name: &str) -> bool {
+pub(super) fn names_caller(name: &str) -> bool {
     if let Some(claim) = name.strip_prefix(CLAIM_PREFIX) {
         // Of a name that is a URI, its host says nothing about the value.
         let word = claim.rsplit(['/', ':', '#']).next().unwrap_or(claim).to_ascii_lowercase();

@@ -72,6 +72,7 @@ mod observe;
 mod policy;
 mod protect;
 mod recent;
+mod reconcile;
 mod redirect;
 mod request_names;
 mod response_info;
@@ -89,6 +90,7 @@ pub use policy::{
     ClassifyFn, CompletionOutage, KeyRule, Reconcile, ReconcileRequest, ReconciledResponse,
     RouteError, RouteOptions, RoutePolicy, StoreOutage, TargetFn,
 };
+pub use reconcile::UnretriedRequest;
 pub use request_names::{RequestNames, RequestNamesSlot, caller_hash};
 pub use response_info::{ResponseInfo, ResponseSource};
 pub use scope::{CookieName, InvalidScopePart, MissingScope, ScopeError, ScopePart, ScopeSource};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::machine::{HookTiming, Verdict};
 use hapax_core::store::BoxFuture;
-use hapax_core::{FencingToken, Key, OnUnknown, OperationId, Policy, PolicyError};
+use hapax_core::{FencingToken, Idempotency, Key, OnUnknown, OperationId, Policy, PolicyError};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Response, Uri};
 
@@ -76,6 +76,10 @@ pub struct RouteOptions {
     pub policy: Policy,
     /// Hook for [`OnUnknown::Reconcile`]; `policy.hook` has its timing.
     pub reconcile: Option<Arc<dyn Reconcile>>,
+    /// Name of the hook, with everything that decides whose operations it knows, such as its URL. The description of a
+    /// request has a keyed hash of it ([`RoutePolicy::hook_hash`]), so that no other hook decides about the operation
+    /// without a retry. Default: none, and requests of the route are not reconciled without a retry.
+    pub hook_name: Option<Arc<str>>,
     /// Parts of a request that are compared with a retry.
     pub fingerprint: HttpFingerprintScheme,
     /// The request's target as clients send it, for a layer behind a service that changes it, such as a
@@ -130,6 +134,7 @@ impl Default for RouteOptions {
             methods: vec![Method::POST, Method::PATCH],
             policy: Policy::default(),
             reconcile: None,
+            hook_name: None,
             fingerprint: HttpFingerprintScheme::default(),
             target: None,
             profile: Profile::default(),
@@ -214,6 +219,13 @@ impl RoutePolicy {
     pub const fn options(&self) -> &RouteOptions {
         &self.options
     }
+
+    /// Returns the hash by which descriptions of requests name the hook; `None` without a name, or if the engine has no
+    /// secret, without which nothing is described.
+    #[must_use]
+    pub fn hook_hash(&self, engine: &Idempotency) -> Option<String> {
+        engine.pseudonym(self.options.hook_name.as_ref()?.as_bytes())
+    }
 }
 
 /// Errors of a policy.
@@ -279,7 +291,8 @@ pub struct ReconcileRequest {
     /// Key of the operation.
     pub key: Key,
     /// Head of the retry, which has the same fingerprint. Its target is the one that the layer gets:
-    /// behind nested routers of axum, the extension `OriginalUri` is what the client sent.
+    /// behind nested routers of axum, the extension `OriginalUri` is what the client sent. Without a retry it is what
+    /// [`UnretriedRequest`](super::UnretriedRequest) has.
     pub request: Parts,
 }
 

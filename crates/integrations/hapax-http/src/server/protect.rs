@@ -18,7 +18,7 @@ use hapax_core::{
 };
 use http::header::{AUTHORIZATION, CONTENT_LENGTH};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
 use http_body::SizeHint;
 use tower_service::Service;
 
@@ -31,8 +31,8 @@ use super::execute::{
 use super::layer::IdempotencyLayer;
 use super::observe::RequestEvent;
 use super::policy::{
-    CompletionOutage, RETRY_AFTER, ReconcileRequest, ReconciledResponse, RouteOptions, RoutePolicy,
-    StoreOutage,
+    CompletionOutage, RETRY_AFTER, Reconcile, ReconcileRequest, ReconciledResponse, RouteOptions,
+    RoutePolicy, StoreOutage,
 };
 use super::request_names;
 use super::response_info::{ResponseInfo, ResponseSource};
@@ -109,6 +109,7 @@ where
                 scope: policy.scope.scope_parts(),
                 route,
                 computed: OnceLock::new(),
+                hook: policy.options.hook_name.as_deref(),
             };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
             while let Ok(Claim::Reconcile(question)) = claim {
@@ -339,27 +340,36 @@ async fn ask(
         key: key.clone(),
         request: parts.clone(),
     };
-    let verdict = async {
-        match reconcile.reconcile(doubt).await {
-            Verdict::Happened(ReconciledResponse { response, trailers }) => {
-                happened(policy, parts, response, trailers)
-            }
-            Verdict::DidNotHappen => Verdict::DidNotHappen,
-            Verdict::CannotSay => Verdict::CannotSay,
-        }
-    };
+    let verdict = verdict(policy, &**reconcile, doubt);
     question.reconcile(verdict, hook.timeout, request).await
+}
+
+/// Calls a hook and returns its verdict, with the response as it is stored.
+pub(super) async fn verdict(
+    policy: &RoutePolicy,
+    hook: &dyn Reconcile,
+    undecided: ReconcileRequest,
+) -> Verdict {
+    let (method, grpc) = (undecided.request.method.clone(), is_grpc(&undecided.request.headers));
+    match hook.reconcile(undecided).await {
+        Verdict::Happened(ReconciledResponse { response, trailers }) => {
+            happened(policy, &method, grpc, response, trailers)
+        }
+        Verdict::DidNotHappen => Verdict::DidNotHappen,
+        Verdict::CannotSay => Verdict::CannotSay,
+    }
 }
 
 /// Returns the verdict of a hook's response. A response whose length differs from the declared one
 /// is no answer.
 fn happened(
     policy: &RoutePolicy,
-    retry: &Parts,
+    method: &Method,
+    grpc: bool,
     response: Response<Bytes>,
     trailers: Option<HeaderMap>,
 ) -> Verdict {
-    if length::describes_body(&retry.method, response.status()) {
+    if length::describes_body(method, response.status()) {
         let hint = SizeHint::new();
         let announced = DeclaredLength::new(response.headers(), &hint);
         let checked = announced.and_then(|announced| announced.check_end(response.body().len()));
@@ -369,7 +379,7 @@ fn happened(
         }
     }
     let mut whole = FullResponse::of(&response, trailers.as_ref(), policy.options.cookies);
-    if is_grpc(&retry.headers) {
+    if grpc {
         whole = whole.for_grpc();
     }
     Verdict::Happened(keep(whole))

@@ -11,6 +11,7 @@ use http::header::{
 };
 use http::request::Parts;
 
+use super::describe::names_caller;
 use super::token_claims::{ClaimName, TokenClaims};
 use crate::problem::{Code, Problem};
 
@@ -251,6 +252,13 @@ impl ScopePart {
             Self::Cookie(CookieName(text)) => text,
             Self::Claim(name) => name.text(),
         }
+    }
+
+    /// Returns whether a request has its values by credentials: they may be credentials, of which descriptions of requests
+    /// show hashes, or are claims of a token.
+    #[must_use]
+    pub fn is_of_credentials(&self) -> bool {
+        matches!(self, Self::Claim(_)) || !names_caller(self.as_str())
     }
 
     /// Appends its values that are not empty, each with the text of the part.

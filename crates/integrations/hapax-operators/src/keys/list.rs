@@ -1,13 +1,16 @@
 //! Lists of records.
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
-use hapax_core::OperationId;
+use hapax_core::store::{Cursor, ScanStep, StoredRecord};
+use hapax_core::{OperationId, StoreError, Timestamp};
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::view::{RecordView, StateView, id_or_none};
 use super::{OperatorError, OperatorRecords, UndecidedGroups};
-use crate::census::{Census, CensusList};
+use crate::census::{Census, CensusList, LARGE_PAGE};
 use crate::register::register_id;
 
 /// Largest number of records that are read for one page; with a filter, few of them may match.
@@ -19,6 +22,13 @@ const MAX_PAGES: u32 = 320;
 
 /// Number of records that are read from the store at once.
 const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+
+/// Number of records after which a page of a walk ends, and the time after which it does.
+const UNDECIDED_PAGE: usize = 100;
+const STEP: Duration = Duration::from_secs(1);
+
+/// The longest position of a walk, in hexadecimal digits.
+const MAX_POSITION: usize = 256;
 
 /// A choice of records to list.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -54,6 +64,17 @@ pub struct RecordList {
     /// other processes since then may be missing. `None` during the first walk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of: Option<String>,
+}
+
+/// A part of a walk over the records whose outcome is unknown.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct UndecidedPage {
+    /// The records, in the order in which the store has them. One that is written during the walk may be there twice.
+    pub keys: Vec<RecordView>,
+    /// Records that cannot be read: id and reason.
+    pub damaged: Vec<(String, String)>,
+    /// The position at which the walk continues, for `from`; `None` at its end.
+    pub next: Option<String>,
 }
 
 impl RecordList {
@@ -150,6 +171,42 @@ impl OperatorRecords {
         Ok(self.known(&census, list))
     }
 
+    /// Takes steps of a walk through the store, for about a second or until there are some records whose outcome is
+    /// unknown. The walk begins without a position, and continues at that of the last page.
+    ///
+    /// # Errors
+    /// [`OperatorError::Invalid`], [`OperatorError::Store`].
+    pub async fn undecided(&self, from: Option<&str>) -> Result<UndecidedPage, OperatorError> {
+        let invalid =
+            OperatorError::Invalid("expected the `next` of a page as `from`, found another text");
+        let mut place = match from {
+            Some(text) => Cursor::new(from_hex(text).ok_or(invalid)?),
+            None => Cursor::default(),
+        };
+        let mut page = UndecidedPage::default();
+        let _turn = self.permit().await;
+        let begun = Instant::now();
+        loop {
+            let mut visit =
+                |id: &OperationId, stored: &Result<StoredRecord, StoreError>, now: Timestamp| {
+                    match stored {
+                        Ok(stored) if StateView::of(stored, now) == StateView::Unknown => {
+                            page.keys.push(RecordView::named(id, stored, now));
+                        }
+                        Ok(_) => {}
+                        Err(error) => page.damaged.push((id.to_string(), error.to_string())),
+                    }
+                };
+            let ScanStep { next, .. } = self.store.scan(place, LARGE_PAGE, &mut visit).await?;
+            let Some(next) = next else { return Ok(page) };
+            place = next;
+            if page.keys.len() >= UNDECIDED_PAGE || begun.elapsed() >= STEP {
+                page.next = Some(crate::hex(place.as_bytes()));
+                return Ok(page);
+            }
+        }
+    }
+
     /// Reads the whole store and returns the records that wait for a decision, in groups.
     ///
     /// # Errors
@@ -171,4 +228,13 @@ impl OperatorRecords {
         listed.keys.truncate(limit);
         listed
     }
+}
+
+/// Returns the bytes of a position in hexadecimal digits.
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    if !text.is_ascii() || !text.len().is_multiple_of(2) || text.len() > MAX_POSITION {
+        return None;
+    }
+    let digits = (0..text.len()).step_by(2).map(|at| text.get(at..at + 2));
+    digits.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect()
 }

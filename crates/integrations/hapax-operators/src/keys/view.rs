@@ -138,6 +138,18 @@ pub struct OperationDescription {
     /// The headers of its scope.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caller: Vec<CallerView>,
+    /// The namespace of its service; like the fields below only if it can be reconciled without a retry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The keyed hash of the name of its route's hook; `None` if the description is that of an earlier execution.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hook: Option<String>,
+    /// Whether it is a request of gRPC.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub grpc: bool,
+    /// Whether `caller` lacks values, or values that are no credentials.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
     /// The value of its `traceparent` header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
@@ -294,9 +306,13 @@ fn may_execute(stored: &StoredRecord, now: Timestamp) -> Option<String> {
     until.map(rfc3339)
 }
 
-/// Returns the description; `None` also for one that this version cannot read.
+/// Returns the description; `None` also for one that this version cannot read. The hook of an earlier execution, whose
+/// description a takeover kept, decides about this one no more than that of another operation.
 pub(super) fn described(record: &Record) -> Option<OperationDescription> {
-    serde_json::from_slice(record.notes.description.as_ref()?).ok()
+    let described = record.notes.description.as_ref()?;
+    let mut described: OperationDescription = serde_json::from_slice(described).ok()?;
+    described.hook = described.hook.filter(|_| record.extensions.describes(record.lease_id));
+    Some(described)
 }
 
 /// Returns the last decision; `None` also for one that this version cannot read.
@@ -314,15 +330,18 @@ const fn outcome(stored: &StoredRecord) -> Option<&Outcome> {
     }
 }
 
-/// Its end is when its keeping began: a retention ago, or, of what was released, a lease ago.
+/// Returns the end of what was done, a retention before its outcome expires, or of what was released, whose lease ended
+/// with the release. A released record is kept for a lease or longer.
 fn ended(stored: &StoredRecord) -> Option<Timestamp> {
-    let kept_for = match stored.record.state {
-        RecordState::Done(_) => stored.record.terms.retention,
-        RecordState::Released => stored.record.terms.lease,
-        RecordState::InFlight | RecordState::Unknown { .. } => return None,
-    };
-    let micros = u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX);
-    Some(Timestamp::from_micros(stored.keep_until?.as_micros().saturating_sub(micros)))
+    match stored.record.state {
+        RecordState::Done(_) => {
+            let retention = stored.record.terms.retention.as_micros();
+            let micros = u64::try_from(retention).unwrap_or(u64::MAX);
+            Some(Timestamp::from_micros(stored.keep_until?.as_micros().saturating_sub(micros)))
+        }
+        RecordState::Released => Some(stored.lease_until),
+        RecordState::InFlight | RecordState::Unknown { .. } => None,
+    }
 }
 
 pub(super) fn to_base64(bytes: &[u8]) -> String {

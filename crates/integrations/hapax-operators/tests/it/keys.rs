@@ -98,3 +98,35 @@ async fn w39_happened_is_accepted_and_did_not_happen_forced_while_the_request_ma
         assert_eq!(status, 200, "{key}: {decided}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_walk_over_undecided_records_has_all_of_them_in_pages() {
+    let service = Service::start();
+    let mut left = Vec::new();
+    for number in 0..600 {
+        left.push(crash(&service, &number.to_string()).await);
+    }
+    let engine = Idempotency::builder(service.store()).build().unwrap();
+    let key = "in-progress".parse().unwrap();
+    sleep(Duration::from_secs(31)).await;
+    let claimed = engine.claim(&Scope::shared(), &key, &Paid, &Policy::default()).await.unwrap();
+    assert!(matches!(claimed, Claim::Execute(_)), "{claimed:?}");
+    let (mut found, mut pages, mut from) = (Vec::new(), 0, String::new());
+    loop {
+        let (status, page) = service.get(&format!("/api/keys/undecided{from}")).await;
+        assert_eq!(status, 200, "{page}");
+        let ids = page["keys"].as_array().unwrap().iter().map(|key| key["id"].as_str().unwrap());
+        found.extend(ids.map(str::to_owned));
+        pages += 1;
+        let Some(next) = page["next"].as_str() else { break };
+        from = format!("?from={next}");
+    }
+    found.sort();
+    left.sort();
+    assert_eq!(found, left);
+    assert!(pages > 1);
+    for wrong in ["0", "0g", "%C3%A9%C3%A9", &"00".repeat(200)] {
+        let (status, _) = service.get(&format!("/api/keys/undecided?from={wrong}")).await;
+        assert_eq!(status, 400, "{wrong}");
+    }
+}

@@ -50,7 +50,10 @@ impl GatewayArgs {
         let config = Config::read(&given).map_err(|error| sources.failure(&error))?;
         crate::logging::filter(&config.log.level)
             .map_err(|what| sources.failure_of("log_level", what))?;
-        config.check().map_err(|error| sources.failure(&error))?;
+        config.check().map_err(|error| {
+            let failure = sources.failure(&error);
+            if error.may_end() { failure.may_end() } else { failure }
+        })?;
         Ok(Loaded { config, sources })
     }
 }
@@ -169,7 +172,11 @@ impl Loaded {
             let mut own = shown(POLICY_SETTINGS, &route.policy);
             // Fields that equal those of `[policy]` are left out. A field that only `[policy]` sets
             // is shown with its default.
-            own.retain(|field, value| policy.get(field) != Some(value));
+            let has_url = own.get("reconcile_url") != policy.get("reconcile_url");
+            own.retain(|field, value| {
+                // A route with another URL does not inherit it.
+                policy.get(field) != Some(value) || (has_url && *field == "reconcile_authorization")
+            });
             own.extend(shown(ROUTE_SETTINGS, route));
             text.push('\n');
             text.push_str(&section("[[route]]", &own)?);

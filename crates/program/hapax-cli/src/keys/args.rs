@@ -182,6 +182,28 @@ pub(super) enum KeysCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Reconcile unknown outcomes without a retry of their clients
+    ///
+    /// The gateway that has the store open requests its --reconcile-url, with --reconcile-authorization in place of the
+    /// caller's credentials, and the response decides as after a retry. Nothing executes before the client retries.
+    #[command(
+        mut_arg("key", |key| key.required_unless_present("all")),
+        after_help = "Exit code 1: the outcome of a record is still unknown, because the service could not say, because it \
+            is too early, or because no request is sent about it; the reason is printed."
+    )]
+    Reconcile {
+        #[command(flatten)]
+        at: StoreSelector,
+        #[command(flatten)]
+        target: RecordSelector,
+        /// All records whose outcome is unknown, one after the other, by a walk through the whole store
+        #[arg(long, conflicts_with_all = ["key", "id", "scope"])]
+        all: bool,
+        /// Print a line of JSON for each record as it comes, and a last one with the counts as `summary`; errors too, on
+        /// standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
     /// Remove records that have expired
     ///
     /// A record is removed one lease after it has expired, since copies of a write may be in progress

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hapax_core::Key;
 use hapax_operators::{
     AccessHashes, AdminToken, Decision, FindQuery, FoundRecords, ListQuery, RecordBefore,
-    RecordList, RecordView, UndecidedGroups,
+    RecordList, RecordView, UndecidedGroups, UndecidedPage,
 };
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{Method, Request, StatusCode};
@@ -20,10 +20,15 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::args::{RecordName, ScopeText};
+use super::reconcile::ReconcileReply;
+use super::user;
 use crate::exit::CliError;
 
 /// The time that a response may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time that a response may take that waits for a step of a walk through the store, or for the service.
+const LONG: Duration = Duration::from_secs(60);
 
 /// The largest response, in bytes.
 const MAX_RESPONSE: usize = 16 << 20;
@@ -138,6 +143,21 @@ impl Remote {
         let DecisionReply { was } =
             self.request(Method::POST, &path, Some(json!(decision))).await?;
         Ok(was)
+    }
+
+    /// Makes the gateway request its reconcile URL about a record.
+    pub(super) async fn reconcile(&self, id: &str) -> Result<ReconcileReply, CliError> {
+        let path = format!("/api/keys/{id}/reconcile");
+        let body = json!({ "who": user::user() });
+        Ok(self.request_within(LONG, Method::POST, &path, Some(body)).await?)
+    }
+
+    /// Returns a page of a walk over the records whose outcome is unknown.
+    pub(super) async fn undecided(&self, from: Option<&str>) -> Result<UndecidedPage, CliError> {
+        // A position has hexadecimal digits, which need no escaping.
+        let from = from.map_or(String::new(), |from| format!("?from={from}"));
+        let path = format!("/api/keys/undecided{from}");
+        Ok(self.request_within(LONG, Method::GET, &path, None).await?)
     }
 
     pub(super) async fn count(&self) -> Result<UndecidedGroups, CliError> {

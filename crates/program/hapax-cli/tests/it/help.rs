@@ -18,6 +18,7 @@ fn help_matches_the_golden_file() {
         ("keys-show", &["keys", "show", "--help"]),
         ("keys-release", &["keys", "release", "--help"]),
         ("keys-resolve", &["keys", "resolve", "--help"]),
+        ("keys-reconcile", &["keys", "reconcile", "--help"]),
         ("saga", &["saga", "--help"]),
         ("saga-list", &["saga", "list", "--help"]),
         ("saga-show", &["saga", "show", "--help"]),

@@ -26,6 +26,7 @@ mod load;
 mod messages;
 mod missing;
 mod quarantine;
+mod reconciled;
 mod reload;
 mod rotation;
 mod saga;

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustix::process::Signal;
+use serde_json::Value;
 
-use crate::world::{Gateway, Upstream, log_lines, receive, send_to, wait_for_log};
+use crate::world::{Gateway, Upstream, log_lines, receive, send, send_to, wait_for_log};
 
 const REFUSED: &str = "SIGHUP: the reload was rejected; the configuration in force stays";
 const RELOADED: &str = "SIGHUP: reloaded, for requests from now on";
@@ -77,6 +78,49 @@ fn the_policy_of_every_route_is_logged_at_start_and_after_a_reload() {
     }
     wait_for_log(folder.path(), MAY_TWICE, 2);
     assert_eq!(warned(), ["/b", "/b"]);
+}
+
+/// A reload may be the reason for which nothing decides about an operation whose client does not retry.
+#[test]
+fn a_reload_that_leaves_abandoned_operations_to_their_retries_warns() {
+    const OF_SETTINGS: &str = "on_unknown = reconcile: records do not have the credentials of callers, so after a crash \
+        an operation waits for a retry of its client or for an operator; set reconcile_authorization to a file, or to \
+        \"none\" if the reconcile URL needs no credentials";
+    const OF_RECORDS: &str = "the reconcile URL is not requested about undecided operations without a retry: their \
+        retries or an operator decide; `hapax keys reconcile --all` prints the reason for each";
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let routes = |path: &str, authorization: &str| {
+        let url = format!("http://{}{path}", upstream.address);
+        format!(
+            "reconcile_every = \"200ms\"\n[policy]\non_unknown = \"reconcile\"\nreconcile_url = \"{url}\"\n{authorization}\n"
+        )
+    };
+    let none = "reconcile_authorization = \"none\"";
+    let file = write(folder.path(), &upstream, &routes("/outcome", none));
+    let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", &file]);
+    let reload = |round, more: &str| {
+        write(folder.path(), &upstream, more);
+        gateway.signal(Signal::HUP);
+        wait_for_log(folder.path(), RELOADED, round);
+        log_lines(folder.path(), OF_SETTINGS)
+    };
+    assert_eq!(reload(1, &routes("/outcome", none)), [] as [Value; 0]);
+    let warned = reload(2, &routes("/outcome", ""));
+    assert_eq!(warned.len(), 1, "{warned:?}");
+    assert_eq!((&warned[0]["level"], &warned[0]["route"]), (&"WARN".into(), &"(any other)".into()));
+
+    let sent = send(gateway.address, "k", "x");
+    upstream.next().answer("500 Oh", "");
+    assert_eq!(receive(&sent).unwrap().status, 500);
+    wait_for_log(folder.path(), OF_RECORDS, 1);
+    // The URL of another service.
+    assert_eq!(reload(3, &routes("/other", none)).len(), 1);
+    wait_for_log(folder.path(), OF_RECORDS, 2);
+    let warned = log_lines(folder.path(), OF_RECORDS);
+    let reasons: Vec<_> = warned.iter().map(|line| (&line["level"], &line["records"])).collect();
+    let [level, first, second] = ["WARN", "no-authorization: 1", "other-hook: 1"].map(Value::from);
+    assert_eq!(reasons, [(&level, &first), (&level, &second)]);
+    assert!(upstream.is_idle());
 }
 
 #[test]

@@ -112,6 +112,12 @@ errors! {
         ReconcileUrlUnused = {
             [reconcile_url] " has no effect without " [on_unknown] " reconcile"
         }
+        ReconcileAuthorization { path: String, reason: String, is_missing: bool } = {
+            [reconcile_authorization] ": {path}: {reason}"
+        }
+        ReconcileAuthorizationUnused = {
+            [reconcile_authorization] " has no effect without " [on_unknown] " reconcile; a route with another " [reconcile_url] " does not inherit it"
+        }
         AuthTarget = { [auth_url] " must be a URL like http://127.0.0.1:4180/check" }
         AuthLoop { address: SocketAddr } = {
             [auth_url] " is " [listen] " ({address}): the gateway would call itself"
@@ -222,6 +228,16 @@ errors! {
 }
 
 impl ConfigError {
+    /// Returns whether another start with the same configuration may succeed: a file is not there yet.
+    #[must_use]
+    pub fn may_end(&self) -> bool {
+        match self {
+            Self::ReconcileAuthorization { is_missing, .. } => *is_missing,
+            Self::Route { error, .. } => error.may_end(),
+            _ => false,
+        }
+    }
+
     /// Returns the error of a setting that has no effect without another one.
     pub(super) const fn needs(field: &'static str, other: &'static str, why: &'static str) -> Self {
         Self::NoEffect { field, relation: "needs", other, why }

@@ -17,6 +17,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderName, Method, Uri};
 use tower_http::cors::CorsLayer;
 
+use super::authorization::{ReconcileAuthorization, UnretriedAuthorization};
 use super::cors::Cors;
 use super::{Config, ConfigError};
 
@@ -53,6 +54,9 @@ pub struct PolicyConfig {
     /// URL that answers whether an operation happened, `http://HOST[:PORT]/PATH`; for
     /// [`OnUnknown::Reconcile`].
     pub reconcile_url: Option<Uri>,
+    /// Credentials of reconcile requests without a retry, for this `reconcile_url`. Default: unknown, and operations of callers that credentials
+    /// name are reconciled by retries only.
+    pub reconcile_authorization: Option<ReconcileAuthorization>,
     /// Classification of statuses. Default [`Profile::Standard`].
     pub profile: Profile,
     /// Statuses that are classified differently from the profile. Default: none.
@@ -101,6 +105,7 @@ impl Default for PolicyConfig {
             in_flight: InFlight::Reject,
             on_unknown,
             reconcile_url: None,
+            reconcile_authorization: None,
             profile: Profile::Standard,
             statuses: StatusLists::default(),
             store_outage: StoreOutage::Closed,
@@ -124,6 +129,8 @@ pub(crate) struct ResolvedPolicy {
     pub(crate) callers: ScopeConfig,
     pub(crate) missing: MissingScope,
     pub(crate) reconcile: Option<(Origin, PathAndQuery)>,
+    /// `Authorization` of reconcile requests without a retry; `None` if it is unknown.
+    pub(crate) authorization: Option<UnretriedAuthorization>,
     pub(crate) policy: Policy,
     pub(crate) cors: Option<CorsLayer>,
 }
@@ -144,6 +151,15 @@ impl PolicyConfig {
         if reconcile.is_some() && !self.reconciles(config) {
             return Err(ConfigError::ReconcileUrlUnused);
         }
+        let authorization = self.reconcile_authorization.as_ref();
+        let uses = |policy: &Self| {
+            policy.on_unknown == OnUnknown::Reconcile
+                && policy.reconcile_authorization.as_ref() == authorization
+        };
+        if authorization.is_some() && !config.policies().any(uses) {
+            return Err(ConfigError::ReconcileAuthorizationUnused);
+        }
+        let authorization = authorization.map(ReconcileAuthorization::read).transpose()?;
         if self.methods.is_empty() {
             return Err(ConfigError::NoMethods);
         }
@@ -197,7 +213,7 @@ impl PolicyConfig {
         let sent: Vec<_> = std::iter::once(key).chain(named).collect();
         let cors = self.cors.as_ref().map(|cors| cors.resolve(&self.methods, &sent)).transpose()?;
         let policy = self.engine(reconcile.is_some())?;
-        Ok(ResolvedPolicy { callers, missing, policy, reconcile, cors })
+        Ok(ResolvedPolicy { callers, missing, policy, reconcile, authorization, cors })
     }
 
     /// Returns whether the reconcile URL is used: by this policy, or by a route that inherits it.

@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_core::{InFlight, OnUnknown};
-use hapax_http::server::StoreOutage;
+use hapax_http::server::{ScopePart, StoreOutage};
 use hapax_operators::{RegisteredUser, UserDifference};
 use http::Method;
 use http::header::COOKIE;
@@ -157,6 +157,7 @@ impl ReloadState {
             return Err(ReloadError::Https);
         }
         let routes = super::user::routes(&config, &resolved);
+        let open_files = resolved.open_files();
         let before = current.load();
         let tokens = resources.tokens(&config, &resolved, Some(&before));
         let tokens = tokens.map_err(ReloadError::JwtKeys)?;
@@ -167,6 +168,7 @@ impl ReloadState {
         self.fetch_keys(current, resources);
         self.probe(current);
         compare(&in_force, &config);
+        super::warn::warn_of_secrets(open_files);
         warn(&config);
         *in_force = config;
         Ok(())
@@ -255,6 +257,19 @@ pub(super) fn warn(config: &Config) {
             tracing::warn!(
                 route,
                 "on_unknown = reexecute: after a crash, a time-out or a 5xx a retry may execute twice"
+            );
+        }
+        let parts = callers(config, policy);
+        let parts = parts.as_ref().map_or(&[][..], ScopeConfig::parts);
+        if policy.on_unknown == OnUnknown::Reconcile
+            && policy.reconcile_authorization.is_none()
+            && parts.iter().any(ScopePart::is_of_credentials)
+        {
+            tracing::warn!(
+                route,
+                "on_unknown = reconcile: records do not have the credentials of callers, so after a crash an operation \
+                 waits for a retry of its client or for an operator; set reconcile_authorization to a file, or to \
+                 \"none\" if the reconcile URL needs no credentials"
             );
         }
         if policy.scope.as_ref().is_some_and(|scope| scope.parts().contains(&COOKIE.into())) {

@@ -18,8 +18,8 @@ pub(super) async fn enter(
     listen: SocketAddr,
 ) -> Result<RegisteredUser, RegisterError> {
     // In containers address and process are often the same.
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let place = [host.trim(), &listen.to_string()].join(" ");
+    let host = crate::reconcile::hostname().unwrap_or_default();
+    let place = [host, listen.to_string()].join(" ");
     let name = format!("the gateway on {}, process {}", place.trim(), std::process::id());
     let mut user = StoreUser::new(engine.namespace(), name).map_err(StoreError::unavailable)?;
     user.upstream = Some(config.upstream.to_string());

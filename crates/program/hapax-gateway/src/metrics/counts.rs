@@ -94,6 +94,11 @@ impl ReconcileResult {
 }
 
 impl RouteCounts {
+    /// Counts a reconcile request without a retry. The layer's observer counts the others.
+    pub(crate) fn reconciles_without_retry(&self) {
+        add(&self.asked);
+    }
+
     /// Counts a response of a reconcile URL.
     pub(crate) fn reconciled(&self, verdict: ReconcileResult) {
         let index =

@@ -46,7 +46,7 @@ impl ReconcileClient {
             }
         }
         headers.insert(IDEMPOTENCY_FENCE, 0.into());
-        Ok(self.send(request).await)
+        Ok(self.send(request, &self.unretried_readers).await)
     }
 }
 

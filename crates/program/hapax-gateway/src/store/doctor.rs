@@ -54,7 +54,12 @@ impl fmt::Display for StoreFinding {
 }
 
 impl StoreFinding {
-    fn new(severity: Severity, subject: &str, found: impl Into<String>, fix: &str) -> Self {
+    pub(crate) fn new(
+        severity: Severity,
+        subject: &str,
+        found: impl Into<String>,
+        fix: &str,
+    ) -> Self {
         let (subject, found, fix) = (subject.into(), found.into(), fix.into());
         Self { severity, subject, found, fix, gateway: None }
     }

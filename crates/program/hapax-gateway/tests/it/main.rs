@@ -39,5 +39,6 @@ mod tls;
 mod tokens;
 mod two;
 mod undecided;
+mod unretried;
 mod wire;
 mod world;

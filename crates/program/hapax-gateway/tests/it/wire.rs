@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_gateway::{
-    Config, Cors, Gateway, JwtConfig, JwtKeys, Origins, PolicyConfig, RunningGateway, ScopeConfig,
-    StoreUrl, UpstreamProtocol as Spoken,
+    Config, Cors, Gateway, JwtConfig, JwtKeys, Origins, PolicyConfig, ReconcileAuthorization,
+    RunningGateway, ScopeConfig, StoreUrl, UpstreamProtocol as Spoken,
 };
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::ScopePart;
@@ -31,7 +31,7 @@ use crate::world::{config as in_memory, post, start};
 // that is killed, since a file is held by more than the tasks of a runtime: the program's own tests kill
 // it. `outages` needs something between it and its store: nothing is between a gateway and its file, so
 // the layer's tests play it on a file that can be cut off.
-hapax_testkit::http_suite!(fixture; any);
+hapax_testkit::http_suite!(fixture; any, unretried);
 
 /// Scenarios at a time where they share a server.
 const AT_ONCE: usize = 8;
@@ -46,9 +46,16 @@ mod redis {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn all_scenarios() {
         let server = RedisServer::start().await;
-        let place = Arc::new(Place::Server(server.url(), Spoken::Http1));
-        let played = play_all(place, &Protocol::ALL, &Group::ALL, AT_ONCE).await;
+        let place = Arc::new(Place::Server(server.url(), Spoken::Http1, None));
+        let played = play_all(place, &Protocol::ALL, &Group::RETRIED, AT_ONCE).await;
         assert!(played > 200, "{played}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn scenarios_without_a_retry() {
+        let server = RedisServer::start().await;
+        let place = Arc::new(Place::Server(server.url(), Spoken::Http1, Some(secret())));
+        play_all(place, &Protocol::ALL, &[Group::Unretried], AT_ONCE).await;
     }
 }
 
@@ -59,9 +66,17 @@ mod postgres {
     async fn all_scenarios() {
         let server = PostgresServer::start().await;
         server.create_database("wire").await;
-        let place = Arc::new(Place::Server(server.url("wire"), Spoken::Http2));
-        let played = play_all(place, &Protocol::ALL, &Group::ALL, AT_ONCE).await;
+        let place = Arc::new(Place::Server(server.url("wire"), Spoken::Http2, None));
+        let played = play_all(place, &Protocol::ALL, &Group::RETRIED, AT_ONCE).await;
         assert!(played > 200, "{played}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn scenarios_without_a_retry() {
+        let server = PostgresServer::start().await;
+        server.create_database("wire").await;
+        let place = Place::Server(server.url("wire"), Spoken::Http2, Some(secret()));
+        play_all(Arc::new(place), &Protocol::ALL, &[Group::Unretried], AT_ONCE).await;
     }
 }
 
@@ -69,13 +84,21 @@ mod postgres {
 enum Place {
     /// In a file, one gateway after the other.
     File(TempDir),
-    /// On a server at this URL, each by a proxy of its own; upstreams are spoken to in this.
-    Server(String, Spoken),
+    /// On a server at this URL, each by a proxy of its own; upstreams are spoken to in this; with the secret in
+    /// this folder, if there is one.
+    Server(String, Spoken, Option<TempDir>),
+}
+
+/// A folder with the secret of a store.
+fn secret() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("secret"), "7".repeat(64)).unwrap();
+    folder
 }
 
 impl HttpFixture for Place {
     fn has_secret(&self) -> bool {
-        matches!(self, Self::File(_))
+        matches!(self, Self::File(_) | Self::Server(.., Some(_)))
     }
 
     fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {
@@ -85,16 +108,18 @@ impl HttpFixture for Place {
                 Some(hook) => Some(serve(answers(hook.clone())).await),
                 None => None,
             };
-            let (store, link, spoken) = match self {
+            let (store, link, spoken, secret) = match self {
                 Self::File(folder) => {
-                    (StoreUrl::File(folder.path().join("hapax.db")), None, Spoken::Auto)
+                    (StoreUrl::File(folder.path().join("hapax.db")), None, Spoken::Auto, None)
                 }
-                Self::Server(url, spoken) => {
+                Self::Server(url, spoken, secret) => {
                     let (link, url) = linked(url).await;
-                    (url.parse().map_err(|error| format!("{error:?}"))?, Some(link), *spoken)
+                    let url = url.parse().map_err(|error| format!("{error:?}"))?;
+                    (url, Some(link), *spoken, secret.as_ref())
                 }
             };
             let mut config = config(&policy, store, &upstream, hook.as_ref());
+            config.secret_file = secret.map(|folder| folder.path().join("secret"));
             config.transport.upstream_protocol = spoken;
             let keys = issuer(&mut config).await;
             let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -188,6 +213,7 @@ fn config(
     config.store_timeout = policy.store_timeout;
     config.max_waiters = policy.waiters_per_key;
     config.drain_timeout = policy.grace;
+    config.reconcile_every = policy.reconcile_every;
     let (scope, scope_missing) = match &policy.callers {
         ScenarioScope::Shared => (hapax_gateway::ScopeConfig::Everyone, None),
         ScenarioScope::Parts(parts, missing) => {
@@ -207,6 +233,7 @@ fn config(
         in_flight: policy.in_flight,
         on_unknown: policy.on_unknown,
         reconcile_url: hook.map(|it| format!("http://{}/outcome", it.address).parse().unwrap()),
+        reconcile_authorization: hook.map(|_| ReconcileAuthorization::Nothing),
         profile: policy.profile,
         statuses: policy.statuses.clone(),
         store_outage: policy.store_outage,

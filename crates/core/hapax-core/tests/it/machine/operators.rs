@@ -166,6 +166,7 @@ fn a_call_of_a_hook_does_not_change_until_when_a_request_may_still_execute() {
             lease_id: NEW,
             terms: terms(OnUnknown::Reconcile),
             settle: Some(Duration::from_secs(60)),
+            description: None,
             verdict,
         };
         step(&Snapshot { now, stored: Some(stored.clone()) }, &event)

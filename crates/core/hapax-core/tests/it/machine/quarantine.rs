@@ -106,7 +106,9 @@ fn under_reconcile_the_hook_is_called_once_earlier_requests_have_ended() {
     let seen = Snapshot { now: at(1), stored: Some(stored) };
     let conclude = |verdict| {
         let (announced, lease_id, terms) = (WRITE_ID, NEW, terms(OnUnknown::Reconcile));
-        word(&step(&seen, &Event::Reconciled { announced, lease_id, terms, settle: None, verdict }))
+        let (settle, description) = (None, None);
+        let event = Event::Reconciled { announced, lease_id, terms, settle, description, verdict };
+        word(&step(&seen, &event))
     };
     assert_eq!(conclude(Verdict::DidNotHappen), "execute#2");
     assert_eq!(conclude(Verdict::Happened(outcome("paid"))), "done");

@@ -15,3 +15,4 @@ pub mod redirects;
 pub mod rejections;
 pub mod replay;
 pub mod sizes;
+pub mod unretried;

@@ -172,6 +172,53 @@ fn a_shown_configuration_loads_as_the_same() {
 }
 
 #[test]
+fn a_route_with_another_reconcile_url_does_not_inherit_its_credentials() {
+    let file = r#"
+        [gateway]
+        upstream = "http://127.0.0.1:3000"
+        [policy]
+        on_unknown = "reconcile"
+        reconcile_url = "http://127.0.0.1:3000/outcome"
+        reconcile_authorization = "none"
+        [[route]]
+        path = "/inherits"
+        lease = "10s"
+        [[route]]
+        path = "/same"
+        reconcile_url = "http://127.0.0.1:3000/outcome"
+        [[route]]
+        path = "/other"
+        reconcile_url = "http://10.0.0.1/outcome"
+        [[route]]
+        path = "/other/own"
+        reconcile_url = "http://10.0.0.1/outcome"
+        reconcile_authorization = "none"
+    "#;
+    let loaded = load(&[], file).unwrap();
+    let found = |loaded: &Loaded| {
+        let routes = loaded.config.routes.iter();
+        routes.map(|it| it.policy.reconcile_authorization.is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&loaded), [true, true, false, true]);
+    let shown = loaded.shown().unwrap();
+    let again = load(&[], &shown).unwrap_or_else(|error| panic!("{error}\n{shown}"));
+    assert_eq!(found(&again), [true, true, false, true], "{shown}");
+    // Only the routes reconcile, by another URL.
+    let unused = r#"
+        [gateway]
+        upstream = "http://127.0.0.1:3000"
+        [policy]
+        reconcile_authorization = "none"
+        [[route]]
+        path = "/other"
+        on_unknown = "reconcile"
+        reconcile_url = "http://10.0.0.1/outcome"
+    "#;
+    let error = load(&[], unused).unwrap_err();
+    assert!(error.starts_with("f.toml:5: ") && error.contains("does not inherit it"), "{error}");
+}
+
+#[test]
 fn errors_name_the_line_of_the_setting() {
     let upstream = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n";
     for (flags, rest, expected) in [

@@ -64,6 +64,11 @@ fn read_route(
 ) -> Result<(), ConfigError> {
     read(ROUTE_SETTINGS, route, own)?;
     let mut all = policy.clone();
+    let url = own.get("reconcile_url");
+    if url.is_some() && url != policy.get("reconcile_url") {
+        // The credentials are for the service of the inherited URL.
+        all.remove("reconcile_authorization");
+    }
     all.extend(own.clone());
     let (policy, mut unused) = read_policy(&all)?;
     route.policy = policy;

@@ -144,6 +144,11 @@ settings! {
     /// File of the secrets that name and seal records: 64 hexadecimal digits, or a ring of secrets
     secret_file: Option<Path> = "for a file: store created beside it; for others none",
         Fixed => (|it| it.secret_file);
+    /// Interval at which operations whose outcome is unknown are reconciled without a retry, under `on_unknown`
+    /// reconcile; varied by a quarter, and longer after requests without a verdict. 0s for never
+    reconcile_every: Time, Fixed => (|it| it.reconcile_every);
+    /// Largest number of operations that are reconciled in an interval
+    reconcile_limit: Connections, Fixed => (|it| it.reconcile_limit);
     /// URL that decides by GET whether a request with a key is allowed, before it is executed or
     /// replayed. It gets the request's headers, and X-Forwarded-Method, -Uri, -Host, -Proto and
     /// -For. 2xx allows; 3xx and 4xx are the client's response; anything else is 503. Requests
@@ -345,6 +350,11 @@ settings! {
     /// with `Idempotency-Outcome: did-not-happen`: it did not happen, and the service rejects this
     /// fence from now on. Anything else: not known yet. Probed at start and on reload
     reconcile_url: Option<Url> => (|it| it.reconcile_url);
+    /// File with the value of Authorization in requests to `reconcile_url` that no retry causes: those of
+    /// `reconcile_every` and `hapax keys reconcile`. It replaces the credentials of the caller, which no record has;
+    /// `none` if the URL needs none. A route with another `reconcile_url` does not inherit it
+    reconcile_authorization: Option<Authorization> = "operations of callers with credentials wait for retries"
+        => (|it| it.reconcile_authorization);
     /// Responses that are stored and replayed: `standard` (2xx, most 3xx and most 4xx), `stripe-v1` (all
     /// but 307, 308, 409 and 429) or `success-only` (2xx). A 307 or 308 with `Location` releases the key; a retry of the
     /// same request gets the redirect again. Under `standard` the outcome of other 5xx is unknown, of 503

@@ -17,7 +17,7 @@ use hapax_http::statuses::StatusRange;
 use hapax_proxy::{ByteSize, IpNetwork, UpstreamProtocol, parse_duration};
 use http::{HeaderName, Method, Uri};
 
-use super::super::{CorsHeaders, JwtKeys, LogFormat, Origins, ScopeConfig};
+use super::super::{CorsHeaders, JwtKeys, LogFormat, Origins, ReconcileAuthorization, ScopeConfig};
 use crate::store::{CacheUrl, StoreUrl};
 
 /// How a value is written.
@@ -216,6 +216,18 @@ setting_types! {
             path => Ok(path.into()),
         }),
         |path| one(path.display())
+    }
+    /// A file of credentials, or `none`.
+    Authorization: ReconcileAuthorization = Text "PATH" {
+        |words| single(words, |word| match word {
+            "" => Err("expected a path or `none`, found nothing"),
+            NONE => Ok(ReconcileAuthorization::Nothing),
+            path => Ok(ReconcileAuthorization::File(path.into())),
+        }),
+        |authorization| match authorization {
+            ReconcileAuthorization::File(path) => one(path.display()),
+            ReconcileAuthorization::Nothing => one(NONE),
+        }
     }
     Time: Duration = Text "DUR" { |words| single(words, parse_duration), |time| one(duration(*time)) }
     Size: usize = Text "SIZE" {
