@@ -224,8 +224,8 @@ impl SharedResources {
         })
     }
 
-    /// Returns the reader of the claims of tokens of a configuration: that of `before` if its keys have the same URL,
-    /// else a new one, which reads a file again.
+    /// Returns the reader of the claims of tokens of a configuration. It has the keys of `before` if they have the same
+    /// URL and timeout; a file is read again.
     ///
     /// # Errors
     /// [`JwtKeysError`] for a file without keys.
@@ -237,11 +237,13 @@ impl SharedResources {
     ) -> Result<Option<ConfiguredTokens>, JwtKeysError> {
         let Some(check) = resolved.tokens.clone() else { return Ok(None) };
         let timeout = config.auth.as_ref().map_or(ForwardAuth::TIMEOUT, |auth| auth.timeout);
-        let is_fetched = matches!(&check, TokenCheck::Here { keys: KeySource::Url(..), .. });
-        let same = before.and_then(|snapshot| snapshot.tokens.as_ref());
-        let same = same.filter(|(it, limit, _)| is_fetched && *it == check && *limit == timeout);
-        if let Some(tokens) = same {
-            return Ok(Some(tokens.clone()));
+        let before = before.and_then(|snapshot| snapshot.tokens.as_ref());
+        if let Some((TokenCheck::Here { keys: theirs, .. }, limit, tokens)) = before
+            && let TokenCheck::Here { keys, expected } = &check
+            && (theirs, *limit) == (keys, timeout)
+            && let Some(tokens) = tokens.expecting(expected.clone())
+        {
+            return Ok(Some((check, timeout, Arc::new(tokens))));
         }
         let client = |origin| {
             let upstream = Upstream::new(origin, timeout, KEY_REQUESTS, self.connect.http1());

@@ -70,7 +70,7 @@ enum Check {
 #[derive(Debug)]
 enum Keys {
     File(KeySet),
-    Url(KeyFetcher),
+    Url(Arc<KeyFetcher>),
 }
 
 /// Reasons for which a request is rejected.
@@ -100,13 +100,20 @@ impl Tokens {
                     KeySource::Url(origin, path) => {
                         let (upstream, timeout) = client(origin);
                         let url = KeyUrl { upstream, path, timeout };
-                        Keys::Url(KeyFetcher::new(url))
+                        Keys::Url(Arc::new(KeyFetcher::new(url)))
                     }
                 };
                 Check::Here { keys, expected }
             }
         };
         Ok(Self { check, metrics })
+    }
+
+    /// Returns a reader that expects other tokens by the keys of this one; `None` if they do not have a URL.
+    pub(crate) fn expecting(&self, expected: ExpectedToken) -> Option<Self> {
+        let Check::Here { keys: Keys::Url(fetcher), .. } = &self.check else { return None };
+        let check = Check::Here { keys: Keys::Url(Arc::clone(fetcher)), expected };
+        Some(Self { check, metrics: Arc::clone(&self.metrics) })
     }
 
     /// Checks the keys without fetching any.

@@ -104,6 +104,9 @@ const CREDENTIALS: [&str; 13] = [
     "token",
 ];
 
+/// Claims that may be credentials: of a session, of one token or of one login.
+const SECRET_CLAIMS: [&str; 6] = ["code", "jti", "nonce", "otp", "pin", "sid"];
+
 /// A request with the data of its claim.
 pub(super) struct DescribedHttpRequest<'a> {
     /// The request, with the target that earlier releases compared.
@@ -156,8 +159,10 @@ impl OperationRequest for DescribedHttpRequest<'_> {
             // A request has a scope before it has a description.
             let _ = part.add_values(self.parts, &mut found);
         }
-        let is_hidden =
-            |(part, value): &(&str, &[u8])| names_caller(part) && shown(part, value).is_none();
+        // No header has a claim, so a reconciliation lacks nothing without it.
+        let is_hidden = |(part, value): &(&str, &[u8])| {
+            !part.starts_with(CLAIM_PREFIX) && names_caller(part) && shown(part, value).is_none()
+        };
         let is_partial = found.len() > MOST_CALLERS || found.iter().any(is_hidden);
         let values = found.into_iter().filter_map(|(part, value)| self.caller(part, value));
         let mut described = json!({
@@ -213,8 +218,10 @@ fn shown<'a>(part: &str, value: &'a [u8]) -> Option<&'a str> {
 pub(super) fn names_caller(name: &str) -> bool {
     if let Some(claim) = name.strip_prefix(CLAIM_PREFIX) {
         // Of a name that is a URI, its host says nothing about the value.
-        let word = claim.rsplit(['/', ':', '#']).next().unwrap_or(claim).to_ascii_lowercase();
-        return !CREDENTIALS.iter().any(|part| word.contains(*part));
+        let mut words = claim.rsplit(['/', ':', '#']).filter(|word| !word.is_empty());
+        let word = words.next().unwrap_or(claim).to_ascii_lowercase();
+        return !CREDENTIALS.iter().any(|part| word.contains(*part))
+            && !SECRET_CLAIMS.contains(&word.as_str());
     }
     let has = |part: &&str| name.contains(*part);
     NAMES.iter().any(has) && !CREDENTIALS.iter().any(has)
@@ -251,7 +258,14 @@ mod tests {
         for name in ["jwt:sub", "jwt:https://auth.example/tenant", "jwt:urn:token:customer"] {
             assert!(names_caller(name), "{name}");
         }
-        for name in ["jwt:session_id", "jwt:https://example.com/apiKey", "jwt:at_hash_token"] {
+        for name in [
+            "jwt:session_id",
+            "jwt:https://example.com/apiKey",
+            "jwt:https://example.com/apiKey/",
+            "jwt:at_hash_token",
+            "jwt:sid",
+            "jwt:jti",
+        ] {
             assert!(!names_caller(name), "{name}");
         }
     }

@@ -69,7 +69,7 @@ pub(crate) enum NotRequested {
     OtherHook { route: String },
     #[error(
         "expected a record that shows the whole caller, found more than four values, or one of more than 128 bytes or \
-         with other characters than visible ASCII: a retry of the client or an operator decides"
+         with other characters than ASCII text: a retry of the client or an operator decides"
     )]
     HiddenCaller,
     #[error(
@@ -256,7 +256,9 @@ impl UnretriedReconciler {
         }
         let is_of_credentials =
             |caller: &CallerView| caller.value.is_none() || is_claim(&caller.header);
-        let has_credentials = described.caller.iter().any(is_of_credentials);
+        // Of a route with claims, a request without one may have credentials too.
+        let has_credentials =
+            !route.claims.is_empty() || described.caller.iter().any(is_of_credentials);
         if has_credentials && !unretried.replaces_credentials {
             return Err(NotRequested::NoAuthorization);
         }

@@ -1,5 +1,6 @@
 //! Reconciliation of undecided operations without a retry: in the background and by an operator.
 
+mod claims;
 mod guards;
 mod passes;
 
