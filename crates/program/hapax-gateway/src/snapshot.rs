@@ -29,8 +29,8 @@ use tower_layer::Layer;
 
 use crate::auth::Auth;
 use crate::config::{
-    Config, ConfigError, ForwardAuth, KeySource, PolicyConfig, ResolvedConfig, ResolvedPolicy,
-    RouteMode, ScopeConfig, TokenCheck,
+    Config, ConfigError, ForwardAuth, PolicyConfig, ResolvedConfig, ResolvedPolicy, RouteMode,
+    ScopeConfig, TokenCheck,
 };
 use crate::context::RequestContext;
 use crate::metrics::{Metrics, RouteCounts, RouteObserver};

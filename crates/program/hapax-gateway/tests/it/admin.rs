@@ -155,7 +155,7 @@ async fn the_api_index_lists_every_path() {
             assert!(there, "{method} {path}");
             assert!(text.contains(path), "{path} in {text}");
         }
-        assert_eq!(entries.len(), 22);
+        assert_eq!(entries.len(), 23);
     }
     let odd = tell(admin, "/api/odd", &json!({})).await;
     assert_eq!((odd.status, odd.code().as_str()), (404, "not-found"));
