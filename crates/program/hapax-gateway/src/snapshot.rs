@@ -83,7 +83,7 @@ pub(crate) struct Route {
     pub(crate) scope: Vec<HeaderName>,
     /// Claims of a bearer token that name the caller.
     pub(crate) claims: Vec<ClaimName>,
-    /// How its operations are reconciled without a retry, if they are.
+    /// Settings for operations that are reconciled without a retry, if they are.
     pub(crate) unretried: Option<UnretriedRoute>,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Route {
 pub(crate) struct UnretriedRoute {
     /// Hash of its hook, which descriptions of operations have; `None` without a secret.
     pub(crate) hook: Option<String>,
-    /// Whether it is known what replaces a caller's credentials.
+    /// True if it is known what replaces a caller's credentials.
     pub(crate) replaces_credentials: bool,
     /// The reconcile URL, without its query.
     pub(crate) url: String,

@@ -44,7 +44,7 @@ pub(super) struct Backoff {
 struct RecordPause {
     fence: u64,
     failures: u32,
-    /// Whether only a retry or an operator can decide.
+    /// True if only a retry or an operator can decide.
     blocked: bool,
     due: Instant,
     /// The last pass that listed the record.

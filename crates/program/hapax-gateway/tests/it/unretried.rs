@@ -112,7 +112,7 @@ async fn id(gateway: &RunningGateway) -> String {
     page["keys"][0]["id"].as_str().unwrap().to_owned()
 }
 
-/// What a call of the operators' API gets about a record.
+/// Returns the answer of the operators' API to a call about a record.
 async fn call(gateway: &RunningGateway, id: &str, what: &str, body: &Value) -> (u16, Value) {
     let fields = [("content-type", "application/json")];
     let path = format!("/api/keys/{id}/{what}");

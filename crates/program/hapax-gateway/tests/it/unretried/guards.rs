@@ -1,4 +1,4 @@
-//! What keeps a request from being sent to the wrong service, unseen by operators, or at the cost of retries.
+//! Guards against requests to the wrong service, unseen by operators, or at the cost of retries.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

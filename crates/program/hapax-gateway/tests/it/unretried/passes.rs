@@ -112,7 +112,7 @@ async fn a_request_of_a_gateway_that_ended_at_once_is_repeated_after_its_timeout
 struct Faulty {
     store: Arc<MemoryStore>,
     steps: AtomicUsize,
-    /// Whether the first step of a walk panics.
+    /// True if the first step of a walk panics.
     panics: bool,
     /// The record whose swaps fail.
     fails: Option<OperationId>,
