@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::setup::Skip;
 use crate::sh::{Failure, Outcome, Run};
-use crate::{features, lint, long, test, tools};
+use crate::{features, lint, long, producers, test, tools};
 
 type Step = (&'static str, fn() -> Outcome);
 
@@ -19,13 +19,17 @@ const STEPS: [Step; 6] = [
     ("fuzz", || tools::fuzz(5, None)),
 ];
 
+/// Steps that only `--all` runs: they need frameworks of others.
+const MORE: [Step; 1] = [("producers", || producers::run(1_000, &[]))];
+
 /// Space that a build of everything needs in the target folder, with a margin, in GB.
 const DISK: u64 = 20;
 
-pub(crate) fn run() -> Outcome {
+/// Runs the steps, with `all` also [`MORE`].
+pub(crate) fn run(all: bool) -> Outcome {
     check_disk()?;
     let mut times: Vec<(&str, Duration)> = Vec::new();
-    for (name, step) in STEPS {
+    for (name, step) in STEPS.into_iter().chain(MORE.into_iter().filter(|_| all)) {
         eprintln!("\nxtask ci: {name}");
         let start = Instant::now();
         let outcome = step();

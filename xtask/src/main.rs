@@ -6,6 +6,7 @@ mod deps;
 mod features;
 mod lint;
 mod long;
+mod producers;
 mod setup;
 mod sh;
 mod soak;
@@ -139,6 +140,21 @@ enum Command {
         seed: u64,
     },
 
+    /// Consume and redrive messages that frameworks of others publish
+    ///
+    /// kombu, Celery, pika, aio-pika, FastStream, amqplib, nats-py, confluent-kafka and kafkajs publish
+    /// messages with their defaults, and hostile ones. Each is accepted once or is a dead letter with a
+    /// reason, and each redriven message is what it was. The packages come from PyPI and npm into the
+    /// target folder, in the versions of tests/producers; without them this fails.
+    Producers {
+        /// Messages of each framework
+        #[arg(long, value_name = "N", default_value_t = 1_000)]
+        messages: u32,
+        /// Run only these
+        #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+        only: Vec<String>,
+    },
+
     /// Measure what protection costs
     ///
     /// Needs a machine without other work: the last line states how noisy the run was.
@@ -148,7 +164,11 @@ enum Command {
     /// Run lint, features, deny, test, a short simulation, a short fuzz
     ///
     /// Stops at the first step that fails and names it; prints how long each took.
-    Ci,
+    Ci {
+        /// Run `producers` too, after the others
+        #[arg(long)]
+        all: bool,
+    },
 }
 
 impl Command {
@@ -168,7 +188,8 @@ impl Command {
             }
             Self::Soak { only, seed } => soak::soak(only.as_deref(), seed),
             Self::Bench(bench) => bench::run(&bench),
-            Self::Ci => ci::run(),
+            Self::Producers { messages, only } => producers::run(messages, &only),
+            Self::Ci { all } => ci::run(all),
         }
     }
 }

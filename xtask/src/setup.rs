@@ -141,30 +141,48 @@ fn missing(skip: &Skip) -> Vec<&'static str> {
 
 /// Installs the clients from PyPI where their tests look for them, unless these versions are there.
 fn clients_from_pypi() -> Outcome {
-    let folder = target()?.join("pypi");
     let wanted = root().join("crates/program/hapax-gateway/tests/pypi/requirements.txt");
+    from_pypi(&wanted, &target()?.join("pypi"))
+        .map_err(|failure| left_out(&failure, "PyPI", "--skip pypi"))
+}
+
+/// Installs the clients from npm where their tests look for them, unless they are there.
+fn clients_from_npm() -> Outcome {
+    let manifests = root().join("crates/program/hapax-gateway/tests/npm");
+    from_npm(&manifests, &target()?.join("npm"))
+        .map_err(|failure| left_out(&failure, "npm", "--skip npm"))
+}
+
+fn left_out(failure: &Failure, registry: &str, skip: &str) -> Failure {
+    Failure::new(format!("{failure}\nclients from {registry}: leave them out with {skip}"))
+}
+
+/// Installs the frameworks of the step `producers`, and everything that the tests need.
+pub(crate) fn producers() -> Outcome {
+    run(&Skip::default())?;
+    let (manifests, folder) = (root().join("tests/producers"), target()?.join("producers"));
+    from_pypi(&manifests.join("requirements.txt"), &folder.join("pypi"))?;
+    from_npm(&manifests, &folder.join("npm"))
+}
+
+/// Installs the packages of a file of requirements into a virtual environment, unless it has these versions.
+fn from_pypi(wanted: &Path, folder: &Path) -> Outcome {
     let unreadable = |error| Failure::new(format!("{}: {error}", wanted.display()));
-    let text = std::fs::read_to_string(&wanted).map_err(unreadable)?;
+    let text = std::fs::read_to_string(wanted).map_err(unreadable)?;
     // Written last: its presence means that every step before it succeeded.
     let done = folder.join("installed.txt");
     if std::fs::read_to_string(&done).is_ok_and(|installed| installed == text) {
         return Ok(());
     }
-    Run::new("python3").args(["-m", "venv", "--clear"]).args([&folder]).show()?;
+    Run::new("python3").args(["-m", "venv", "--clear"]).args([folder]).show()?;
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"];
-    Run::new(folder.join("bin/python")).args(install).args([&wanted]).show().map_err(
-        |failure| {
-            Failure::new(format!("{failure}\nclients from PyPI: leave them out with --skip pypi"))
-        },
-    )?;
+    Run::new(folder.join("bin/python")).args(install).args([wanted]).show()?;
     std::fs::write(&done, text)
         .map_err(|error| Failure::new(format!("{}: {error}", done.display())))
 }
 
-/// Installs the clients from npm where their tests look for them, unless they are there.
-fn clients_from_npm() -> Outcome {
-    let folder = target()?.join("npm");
-    let manifests = root().join("crates/program/hapax-gateway/tests/npm");
+/// Installs the packages of a lock file of npm into a folder, unless they are there.
+fn from_npm(manifests: &Path, folder: &Path) -> Outcome {
     let failed = |path: &Path, error| Failure::new(format!("{}: {error}", path.display()));
     let lock = manifests.join("package-lock.json");
     let wanted = std::fs::read_to_string(&lock).map_err(|error| failed(&lock, error))?;
@@ -173,15 +191,13 @@ fn clients_from_npm() -> Outcome {
     if std::fs::read_to_string(&done).is_ok_and(|installed| installed == wanted) {
         return Ok(());
     }
-    std::fs::create_dir_all(&folder).map_err(|error| failed(&folder, error))?;
+    std::fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
     for name in ["package.json", "package-lock.json"] {
         let (from, to) = (manifests.join(name), folder.join(name));
         std::fs::copy(&from, &to).map_err(|error| failed(&from, error))?;
     }
     let install = ["ci", "--ignore-scripts", "--omit=peer", "--no-audit", "--no-fund", "--prefix"];
-    Run::new("npm").args(install).args([&folder]).show().map_err(|failure| {
-        Failure::new(format!("{failure}\nclients from npm: leave them out with --skip npm"))
-    })?;
+    Run::new("npm").args(install).args([folder]).show()?;
     std::fs::write(&done, wanted).map_err(|error| failed(&done, error))
 }
 

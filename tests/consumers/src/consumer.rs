@@ -279,6 +279,10 @@ impl MessageSource for FaultySource {
     fn limits(&self) -> SourceLimits {
         self.source.limits()
     }
+
+    fn full_limit(&self) -> Option<String> {
+        self.source.full_limit()
+    }
 }
 
 struct FaultyDelivery {
@@ -321,6 +325,18 @@ impl Delivery for FaultyDelivery {
 
     fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
         self.delivery.delay(pause)
+    }
+
+    fn return_behind_delayed(&self) -> bool {
+        self.delivery.return_behind_delayed()
+    }
+
+    fn keep_followers(&self) -> bool {
+        self.delivery.keep_followers()
+    }
+
+    fn was_delayed(&self) -> bool {
+        self.delivery.was_delayed()
     }
 
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {

@@ -66,7 +66,26 @@ pub enum KafkaStartError {
         /// The error of the client.
         error: String,
     },
-    /// No broker answers, or the client rejects its properties together.
+    /// A property has two names, and both are set to other values.
+    #[error(
+        "the property {name}: expected one of its two names, or one value, found two: the client would use either; remove \
+         {other}"
+    )]
+    TwoNames {
+        /// The name.
+        name: &'static str,
+        /// The other name.
+        other: String,
+    },
+    /// The client rejects its properties together.
+    #[error(
+        "expected properties with which a client can be created, found an error: {error}: correct them"
+    )]
+    Properties {
+        /// The error of the client.
+        error: String,
+    },
+    /// No broker answers, or a file that a property names cannot be read.
     #[error(
         "expected a Kafka cluster, found an error: {0}: check the brokers and the properties; the log of \
          librdkafka has the cause"
@@ -81,14 +100,44 @@ impl From<KafkaError> for KafkaStartError {
     fn from(error: KafkaError) -> Self {
         match error {
             KafkaError::ClientConfig(_, error, name, _) => Self::UnknownProperty { name, error },
+            KafkaError::ClientCreation(error) if !may_pass(&error) => Self::Properties { error },
             error => Self::Client(error),
         }
     }
 }
 
+/// Returns whether another start may create the client: it may find the file of a certificate, or have a thread. The
+/// text of librdkafka has no cause in all cases.
+fn may_pass(error: &str) -> bool {
+    ["No such file or directory", ".location", "Failed to create thread"]
+        .iter()
+        .any(|text| error.contains(text))
+}
+
 /// Properties that a caller has set.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Properties(BTreeMap<String, String>);
+pub(crate) struct Properties {
+    /// By the names that this crate uses.
+    values: BTreeMap<String, String>,
+    /// A property that was set by both of its names, to other values.
+    repeated: Option<(&'static str, String)>,
+}
+
+/// Other names of properties, and those that this crate uses. The client takes the value that is set last, and its
+/// configuration has no order.
+const OTHER_NAMES: [(&str, &str); 11] = [
+    ("compression.codec", "compression.type"),
+    ("delivery.timeout.ms", "message.timeout.ms"),
+    ("fetch.message.max.bytes", "max.partition.fetch.bytes"),
+    ("max.in.flight.requests.per.connection", "max.in.flight"),
+    ("message.send.max.retries", "retries"),
+    ("metadata.broker.list", "bootstrap.servers"),
+    ("queue.buffering.max.ms", "linger.ms"),
+    ("request.required.acks", "acks"),
+    ("sasl.mechanisms", "sasl.mechanism"),
+    ("sasl.oauthbearer.client.credentials.client.id", "sasl.oauthbearer.client.id"),
+    ("sasl.oauthbearer.client.credentials.client.secret", "sasl.oauthbearer.client.secret"),
+];
 
 /// A property whose value the crate decides.
 struct Fixed {
@@ -97,7 +146,7 @@ struct Fixed {
     reason: &'static str,
 }
 
-const CONSUMER: [Fixed; 6] = [
+const CONSUMER: [Fixed; 5] = [
     Fixed {
         name: "enable.auto.commit",
         value: "false",
@@ -112,11 +161,6 @@ const CONSUMER: [Fixed; 6] = [
         name: "auto.offset.reset",
         value: "error",
         reason: "a group would skip or repeat records; set start_at for a new group",
-    },
-    Fixed {
-        name: "check.crcs",
-        value: "false",
-        reason: "the client passes over records whose checksum is wrong",
     },
     Fixed {
         name: "isolation.level",
@@ -152,7 +196,19 @@ impl Properties {
     pub(crate) fn new<K: Into<String>, V: Into<String>>(
         properties: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
-        Self(properties.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+        let mut this = Self::default();
+        for (name, value) in properties {
+            let (name, value) = (name.into(), value.into());
+            let other = OTHER_NAMES.iter().find(|(other, own)| name == *other || name == *own);
+            let own = other.map_or_else(|| name.clone(), |(_, own)| (*own).to_owned());
+            let before = this.values.insert(own.clone(), value);
+            if before.is_some_and(|before| this.values.get(&own) != Some(&before))
+                && let Some((other, own)) = other
+            {
+                this.repeated = Some((*own, (*other).to_owned()));
+            }
+        }
+        this
     }
 
     /// Returns the configuration of a consumer of `group`.
@@ -160,7 +216,7 @@ impl Properties {
         if group.is_empty() {
             return Err(KafkaStartError::Group);
         }
-        if let Some(found) = self.0.get("group.id").filter(|found| *found != group) {
+        if let Some(found) = self.values.get("group.id").filter(|found| *found != group) {
             return Err(KafkaStartError::Property {
                 name: "group.id",
                 expected: "the group of the source",
@@ -168,7 +224,8 @@ impl Properties {
                 reason: "the source has another group",
             });
         }
-        let strategy = self.0.get("partition.assignment.strategy").map_or("range", String::as_str);
+        let strategy =
+            self.values.get("partition.assignment.strategy").map_or("range", String::as_str);
         if !strategy.split(',').all(|it| matches!(it.trim(), "range" | "roundrobin")) {
             return Err(KafkaStartError::Property {
                 name: "partition.assignment.strategy",
@@ -187,8 +244,11 @@ impl Properties {
         // Time after which the client fetches again once a queue was full. The default of a second is longer than a
         // consumer needs for the records that it has.
         self.unless_set(&mut config, "fetch.queue.backoff.ms", "10");
+        // Time within which a partition or a topic is found that was added.
+        self.unless_set(&mut config, "topic.metadata.refresh.interval.ms", "30000");
         // The source reads from the log whether a topic may be another one.
-        let debug = self.0.get("debug").map_or("topic".to_owned(), |own| format!("{own},topic"));
+        let debug =
+            self.values.get("debug").map_or("topic".to_owned(), |own| format!("{own},topic"));
         config.set("debug", debug).set_log_level(RDKafkaLogLevel::Debug);
         Ok(config)
     }
@@ -212,7 +272,7 @@ impl Properties {
     }
 
     fn milliseconds(&self, name: &'static str, default: u64) -> Result<Duration, KafkaStartError> {
-        let Some(text) = self.0.get(name) else { return Ok(Duration::from_millis(default)) };
+        let Some(text) = self.values.get(name) else { return Ok(Duration::from_millis(default)) };
         text.parse().map(Duration::from_millis).map_err(|_| KafkaStartError::Property {
             name,
             expected: "a number of milliseconds",
@@ -222,8 +282,11 @@ impl Properties {
     }
 
     fn with(&self, fixed: &[Fixed]) -> Result<ClientConfig, KafkaStartError> {
+        if let Some((name, other)) = self.repeated.clone() {
+            return Err(KafkaStartError::TwoNames { name, other });
+        }
         for Fixed { name, value, reason } in fixed {
-            if let Some(found) = self.0.get(*name).filter(|found| !is_same(found, value)) {
+            if let Some(found) = self.values.get(*name).filter(|found| !is_same(found, value)) {
                 return Err(KafkaStartError::Property {
                     name,
                     expected: value,
@@ -233,7 +296,7 @@ impl Properties {
             }
         }
         let mut config = ClientConfig::new();
-        for (name, value) in &self.0 {
+        for (name, value) in &self.values {
             config.set(name, value);
         }
         for Fixed { name, value, .. } in fixed {
@@ -243,7 +306,7 @@ impl Properties {
     }
 
     fn unless_set(&self, config: &mut ClientConfig, name: &str, value: &str) {
-        if !self.0.contains_key(name) {
+        if !self.values.contains_key(name) {
             config.set(name, value);
         }
     }
@@ -277,7 +340,6 @@ mod tests {
             ("enable.auto.commit", "true"),
             ("enable.auto.offset.store", "true"),
             ("auto.offset.reset", "earliest"),
-            ("check.crcs", "true"),
             ("partition.assignment.strategy", "cooperative-sticky"),
             ("partition.assignment.strategy", "range,cooperative-sticky"),
             ("group.protocol", "consumer"),
@@ -293,11 +355,27 @@ mod tests {
             let error = Properties::new([(name, value)]).producer().unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }
+        // By the other name of a property, too, which alone is accepted.
+        for (properties, is_rejected) in [
+            (&[("request.required.acks", "1")][..], true),
+            (&[("message.timeout.ms", "1"), ("delivery.timeout.ms", "2")], true),
+            (&[("message.timeout.ms", "1"), ("delivery.timeout.ms", "1")], false),
+            (&[("delivery.timeout.ms", "1")], false),
+        ] {
+            let config = Properties::new(properties.iter().copied()).producer();
+            assert_eq!(config.is_err(), is_rejected, "{properties:?}: {config:?}");
+            if let Ok(config) = config {
+                assert_eq!(config.get("message.timeout.ms"), Some("1"));
+            }
+        }
         let same =
             [("enable.auto.commit", "false"), ("partition.assignment.strategy", "roundrobin")];
         let config = Properties::new(same).consumer("invoices").unwrap();
         assert_eq!(config.get("partition.assignment.strategy"), Some("roundrobin"));
         assert_eq!(config.get("auto.offset.reset"), Some("error"));
+        let refresh: u64 =
+            config.get("topic.metadata.refresh.interval.ms").unwrap().parse().unwrap();
+        assert!(refresh < 60_000, "new partitions are found within a minute");
         assert!(Properties::default().consumer("").is_err());
     }
 

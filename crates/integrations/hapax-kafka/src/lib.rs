@@ -9,6 +9,10 @@
 //!   are revoked. A partition pauses at 10,000 unacknowledged records, 64 MiB of them, or 100,000 records from the
 //!   first unacknowledged one on: further records stay in the client. Other partitions continue, also if a leader
 //!   does not answer.
+//! - *Pauses*: a record that waits for its next attempt is returned to the source until then, and with
+//!   [`order_by_key`](KafkaSourceBuilder::order_by_key) the source keeps later records of its key until it is acknowledged.
+//!   They count for [`max_waiting`](KafkaSourceBuilder::max_waiting), and other keys continue. In positions mode later
+//!   records of the partition wait.
 //! - *Order*: the records of a partition are delivered in order, and so those of a key. An ordered inbox
 //!   ([`KafkaSourceBuilder::order_by_key`]) handles the messages of a key one after the other.
 //! - Partitions that are *revoked*, because a member joins or leaves, are drained: no record is delivered,
@@ -25,7 +29,8 @@
 //!   the one that was received, or the topic another id. That is checked at each assignment, after each error about the
 //!   topic or partition, and when the start, the end or the leader epoch of the log goes back; meanwhile nothing of the
 //!   partition is delivered or committed. No offset is ever reset by the source.
-//!   [`KafkaSourceBuilder::start_at`] applies to partitions without a committed offset.
+//!   [`KafkaSourceBuilder::start_at`] applies to partitions without a committed offset, and
+//!   [`KafkaSourceBuilder::retention`] rejects those whose records are older.
 //! - *Positions mode* ([`KafkaSourceBuilder::positions`]): the positions are in the database of the
 //!   handler's rows, and advance in their transactions. A record has one effect, however often it is
 //!   delivered. The member to which a partition is assigned acquires its position: that waits for a
@@ -50,9 +55,10 @@
 //! # Limits
 //! - Kafka transactions are not used: nothing that is available to the tests of this crate can test them.
 //!   Records of other producers' aborted transactions are not received.
-//! - If the last offsets of a partition are those of transaction markers, and retention deletes the records
-//!   before them, the partition stops as if records were lost: reset the committed offset.
-//! - A record without a value has an empty payload. A header whose name is not UTF-8 is left out, with a
+//! - The committed offset passes control records, as of transactions, while the partition is assigned. In positions mode the
+//!   position in the database does not: if the last offsets of a partition are those of control records, and retention deletes
+//!   the records before them, the partition stops at its next assignment as if records were lost. Set the position.
+//! - A record without a value has an empty payload; one that is redriven has none again. A header whose name is not UTF-8 is left out, with a
 //!   warning: the client panics at it, so that a program whose panics abort must not receive such records.
 //!
 //! # Properties
@@ -63,7 +69,6 @@
 //! | `enable.auto.commit`, `enable.auto.offset.store` | false | the client would commit records that are not handled |
 //! | `auto.offset.reset` | error | a group would skip or repeat records |
 //! | `isolation.level` | read_committed | records of aborted transactions would be handled |
-//! | `check.crcs` | false | the client passes over records whose checksum is wrong |
 //! | `partition.assignment.strategy` | `range`, `roundrobin` | a commit during a cooperative rebalance may lose the assignment |
 //! | `group.protocol` | classic | the other protocol has no eager assignment |
 //! | `group.id` | that of the source | |
@@ -72,7 +77,7 @@
 //! | `acks`, of a sink | all | a confirmed record would be lost with its broker |
 //!
 //! Other defaults than those of librdkafka: of sources, `socket.timeout.ms` 10,000, `queued.min.messages`
-//! 10,000, `queued.max.messages.kbytes` 1,024, `fetch.queue.backoff.ms` 10 and
+//! 10,000, `queued.max.messages.kbytes` 1,024, `fetch.queue.backoff.ms` 10, `topic.metadata.refresh.interval.ms` 30,000 and
 //! `partition.assignment.strategy` `range`; of sinks, `message.timeout.ms` 9,000 and `partitioner`
 //! `murmur2_random`. Set `session.timeout.ms` (45,000) to the time for which a dead process may delay its
 //! partitions.
@@ -137,6 +142,7 @@
 //! [`receive`]: hapax_messages::MessageSource::receive
 
 mod config;
+mod native;
 mod sink;
 mod source;
 

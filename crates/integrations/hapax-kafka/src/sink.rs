@@ -5,8 +5,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax_core::store::BoxFuture;
-use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
+use hapax_messages::{DeadLetter, MessageSink, OutgoingMessage, PublishError};
 use rdkafka::ClientConfig;
 use rdkafka::client::ClientContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -16,9 +17,11 @@ use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use tokio::time::{Instant, timeout};
 
 use crate::config::{KafkaStartError, Properties, is_topic};
+use crate::native::{NativeRecord, record_key};
 
 /// Publishes messages to the topic that is their destination, with the header `message-id`. The order
-/// key is the key of the record.
+/// key is the key of the record. A redriven record has the key that it had, byte for byte, or none, and is in its
+/// partition, unless the topic has no longer that many.
 ///
 /// - The producer is idempotent and waits for all replicas in sync (`enable.idempotence`, `acks=all`):
 ///   the client repeats a request without a second record. A message that is published again, because
@@ -118,13 +121,13 @@ impl KafkaSink {
 
     async fn send(&self, message: &OutgoingMessage) -> Result<(), PublishError> {
         check_topic(&message.destination)?;
-        let headers = headers(message)?;
-        let sent = match self.batches.send(message, headers.clone()).await {
-            Err(Failure::Broker(error)) if is_too_large(&error) => {
-                self.singles.send(message, headers).await
-            }
-            sent => sent,
-        };
+        let mut record = OutgoingRecord::new(message)?;
+        let mut sent = self.send_record(&record).await;
+        if record.partition.is_some() && sent.as_ref().is_err_and(Failure::is_unknown_partition) {
+            // The topic has fewer partitions than it had: the partitioner chooses.
+            record.partition = None;
+            sent = self.send_record(&record).await;
+        }
         let Err(failure) = sent else { return Ok(()) };
         let error = failure.error();
         match may_lack_topic(&error) && self.lacks_topic(message.destination.clone()).await {
@@ -134,6 +137,13 @@ impl KafkaSink {
                 message.destination
             ))),
             false => Err(failed(error)),
+        }
+    }
+
+    async fn send_record(&self, record: &OutgoingRecord<'_>) -> Result<(), Failure> {
+        match self.batches.send(record).await {
+            Err(Failure::Broker(error)) if is_too_large(&error) => self.singles.send(record).await,
+            sent => sent,
         }
     }
 
@@ -177,6 +187,44 @@ impl TopicChecks {
     }
 }
 
+/// A record to publish.
+struct OutgoingRecord<'a> {
+    topic: &'a str,
+    /// The partition of a redriven record; else the partitioner chooses.
+    partition: Option<i32>,
+    key: Option<Bytes>,
+    value: Option<&'a [u8]>,
+    headers: OwnedHeaders,
+}
+
+impl<'a> OutgoingRecord<'a> {
+    /// Returns the record of a message. One that was redriven is as it was, apart from the headers of its id and its dead
+    /// letter.
+    fn new(message: &'a OutgoingMessage) -> Result<Self, PublishError> {
+        let native = message.native.as_ref().and_then(NativeRecord::decode);
+        let headers = headers(message, native.as_ref())?;
+        let topic = &*message.destination;
+        let value = Some(&message.payload[..]);
+        Ok(match native {
+            Some(NativeRecord { partition, key, has_null_value, .. }) => {
+                let value = value.filter(|value| !has_null_value || !value.is_empty());
+                Self { topic, partition: Some(partition), key, value, headers }
+            }
+            None => {
+                let is_redriven = |(name, _): &(String, Bytes)| name == DeadLetter::REDRIVE_HEADER;
+                let key = message.key.as_deref().map(|key| {
+                    // An earlier release has stored the dead letter of a binary key with the order key only.
+                    match message.headers.iter().any(is_redriven) {
+                        true => record_key(key),
+                        false => Bytes::copy_from_slice(key.as_bytes()),
+                    }
+                });
+                Self { topic, partition: None, key, value, headers }
+            }
+        })
+    }
+}
+
 /// Error of a publication.
 enum Failure {
     /// The client did not accept the message.
@@ -186,6 +234,11 @@ enum Failure {
 }
 
 impl Failure {
+    fn is_unknown_partition(&self) -> bool {
+        let (Self::Client(error) | Self::Broker(error)) = self;
+        error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownPartition)
+    }
+
     fn error(self) -> KafkaError {
         match self {
             Self::Client(error) | Self::Broker(error) => error,
@@ -208,13 +261,11 @@ impl Producer {
         Ok(current.insert(NumberedProducer { number: 0, producer }).clone())
     }
 
-    async fn send(&self, message: &OutgoingMessage, headers: OwnedHeaders) -> Result<(), Failure> {
-        let mut record = FutureRecord::<[u8], [u8]>::to(&message.destination)
-            .payload(&message.payload)
-            .headers(headers);
-        if let Some(key) = &message.key {
-            record = record.key(key.as_bytes());
-        }
+    async fn send(&self, outgoing: &OutgoingRecord<'_>) -> Result<(), Failure> {
+        let mut record = FutureRecord::<[u8], [u8]>::to(outgoing.topic);
+        record.partition = outgoing.partition;
+        (record.key, record.payload) = (outgoing.key.as_deref(), outgoing.value);
+        record.headers = Some(outgoing.headers.clone());
         let current = self.current().map_err(Failure::Client)?;
         let failure = match current.producer.send_result(record) {
             Ok(confirmed) => match confirmed.await {
@@ -297,20 +348,26 @@ fn failed(error: KafkaError) -> PublishError {
     }
 }
 
-fn headers(message: &OutgoingMessage) -> Result<OwnedHeaders, PublishError> {
+fn headers(
+    message: &OutgoingMessage,
+    native: Option<&NativeRecord>,
+) -> Result<OwnedHeaders, PublishError> {
+    let null_headers = native.map_or(&[][..], |native| &native.null_headers);
     let id = Header { key: "message-id", value: Some(message.id.as_str().as_bytes()) };
     let mut headers = OwnedHeaders::new_with_capacity(message.headers.len() + 1).insert(id);
-    for (name, value) in &message.headers {
+    for (index, (name, value)) in message.headers.iter().enumerate() {
         if name.eq_ignore_ascii_case("message-id") {
             continue;
         }
-        if name.is_empty() || name.contains('\0') {
+        // A redriven record keeps one without a name, which only records of other producers have.
+        if (name.is_empty() && native.is_none()) || name.contains('\0') {
             return Err(PublishError::rejected(format!(
                 "expected a header's name of at least 1 byte without zero bytes, found {name:?}: change it where \
                  the message is written"
             )));
         }
-        headers = headers.insert(Header { key: name, value: Some(&value[..]) });
+        let is_null = value.is_empty() && null_headers.binary_search(&index).is_ok();
+        headers = headers.insert(Header { key: name, value: (!is_null).then_some(&value[..]) });
     }
     Ok(headers)
 }

@@ -1,6 +1,7 @@
 //! The source: a member of a consumer group.
 
 mod context;
+mod delays;
 mod delivery;
 mod events;
 mod identity;
@@ -13,17 +14,20 @@ mod requests;
 mod state;
 mod window;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, MessageSource, PositionStore, SourceError, SourceLimits};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::metadata::Metadata;
 use tokio::runtime::Handle;
 
 use self::context::Context;
@@ -40,9 +44,11 @@ pub enum KafkaStartAt {
     /// The first record.
     #[default]
     Earliest,
-    /// The end of the log at the time of the assignment. Earlier records are not received, including the first
-    /// ones of a partition that was added to the topic.
+    /// The end of the log at the time of the assignment. Earlier records are not received. A partition that is added
+    /// while the process runs begins at its first record; one that was added while none ran begins at its end.
     Latest,
+    /// The first record whose timestamp is at or after this time; the end of the log if there is none.
+    Time(Timestamp),
 }
 
 /// A partition that is not received, and why.
@@ -66,6 +72,7 @@ pub struct KafkaSourceBuilder {
     group: String,
     limits: PartitionLimits,
     start_at: KafkaStartAt,
+    retention: Option<Duration>,
     is_ordered: bool,
     commit_every: Duration,
     drain_for: Option<Duration>,
@@ -90,6 +97,17 @@ impl KafkaSourceBuilder {
         self
     }
 
+    /// Sets the retention of the ids of the inbox. If the first record of a partition without a committed offset is older,
+    /// it and further ones would become dead letters. Instead, nothing of the partition is delivered or committed, and the
+    /// source of a new group ends: each call of [`receive`](MessageSource::receive) returns the error, and so does
+    /// [`KafkaSource::until_records_are_too_old`]. In a group that has handled records, the partition is
+    /// [stopped](KafkaSource::stopped_partitions), and others go on. Later records are not compared. Default: none, so that
+    /// records of any age are received.
+    pub const fn retention(mut self, time: Duration) -> Self {
+        self.retention = Some(time);
+        self
+    }
+
     /// States that the keys of records are order keys, for an ordered inbox. Each message has its
     /// record's key in any case.
     pub const fn order_by_key(mut self) -> Self {
@@ -98,19 +116,27 @@ impl KafkaSourceBuilder {
     }
 
     /// Sets the number of unacknowledged records at which a partition pauses: further ones stay in the client until
-    /// less than seven eighths of each limit are left. Messages that a consumer holds for their next attempts count:
-    /// limits a quarter above those of the consumer let it receive other keys meanwhile. After a crash, at most as many
-    /// records as this and [`max_uncommitted`](Self::max_uncommitted) together are suspects. Default 10,000; at least 1.
+    /// less than seven eighths of each limit are left. Those that [wait](Self::max_waiting) do not count. After a crash,
+    /// at most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together are suspects.
+    /// Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self
     }
 
-    /// Sets the bytes of unacknowledged records at which a partition pauses. Default 64 MiB; at least 1. A process
-    /// needs as much memory for each of its partitions, beside that of the
-    /// [client](crate#properties).
+    /// Sets the bytes of unacknowledged records at which a partition pauses. Default 64 MiB; at least 1. Those that
+    /// [wait](Self::max_waiting) have as many: a process needs up to twice as much memory for each of its partitions,
+    /// beside that of the [client](crate#properties).
     pub const fn max_unacknowledged_bytes(mut self, bytes: usize) -> Self {
         self.limits.bytes = bytes;
+        self
+    }
+
+    /// Sets the number of records that wait at which a partition pauses: those that the consumer has delayed until
+    /// their next attempts, and with [`order_by_key`](Self::order_by_key) later ones of their keys. The partition's other
+    /// records are delivered meanwhile. Default 10,000; at least 1.
+    pub const fn max_waiting(mut self, records: usize) -> Self {
+        self.limits.waiting = records;
         self
     }
 
@@ -154,7 +180,8 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Connects to the cluster, checks the topics, and joins the group.
+    /// Connects to the cluster, looks for the topics, and joins the group. A topic that does not exist yet is received once
+    /// it does ([`KafkaSource::missing_topics`]).
     ///
     /// # Errors
     /// [`KafkaStartError`].
@@ -166,9 +193,10 @@ impl KafkaSourceBuilder {
         if self.is_ordered {
             limits = limits.with_order_keys();
         }
-        if self.positions.is_some() {
-            limits = limits.with_positions();
-        }
+        limits = match self.positions {
+            Some(_) => limits.with_positions(),
+            None => limits.delays_from(Duration::ZERO).delays_in_order(),
+        };
         let runtime = Handle::current();
         // If this future is dropped, the source is too once it has joined, and leaves the group.
         let started = tokio::task::spawn_blocking(move || {
@@ -186,11 +214,12 @@ impl KafkaSourceBuilder {
         if self.topics.is_empty() {
             return Err(KafkaStartError::TopicName { found: "none".to_owned() });
         }
-        let PartitionLimits { records, bytes, uncommitted } = self.limits;
+        let PartitionLimits { records, bytes, uncommitted, waiting } = self.limits;
         for (name, found) in [
             ("max_unacknowledged", records),
             ("max_unacknowledged_bytes", bytes),
             ("max_uncommitted", uncommitted),
+            ("max_waiting", waiting),
         ] {
             if found == 0 {
                 let (expected, found) = ("at least 1".to_owned(), "0".to_owned());
@@ -219,6 +248,7 @@ impl KafkaSourceBuilder {
         Ok(PollSettings {
             limits: self.limits,
             start_at: self.start_at,
+            retention: self.retention,
             commit_every: self.commit_every,
             drain_for,
             idle_check_after: self.idle_check_after,
@@ -239,26 +269,79 @@ fn join(
     let timeout = settings.request_timeout;
     let context = Context::new(Arc::clone(&shared), settings);
     let consumer: BaseConsumer<Context> = config.create_with_context(context)?;
-    for topic in &topics {
-        let metadata = consumer.fetch_metadata(Some(topic), timeout).inspect_err(|_| {
-            run_callbacks(&consumer);
-        })?;
-        let found = metadata.topics().iter().find(|it| it.name() == topic);
-        let error = match found.map(|it| (it.error(), it.partitions().len())) {
-            Some((None, 1..)) => continue,
-            Some((Some(error), _)) => RDKafkaErrorCode::from(error).to_string(),
-            Some((None, 0)) | None => "it has no partitions".to_owned(),
-        };
-        return Err(KafkaStartError::Topic { topic: topic.clone(), error });
-    }
+    let found = find_topics(&consumer, &topics, timeout)?;
     let names: Vec<&str> = topics.iter().map(String::as_str).collect();
     consumer.subscribe(&names)?;
-    // It has a name.
-    let topic = topics.into_iter().next().unwrap_or_default();
+    // At least one was found.
+    let topic = found.keys().next().cloned().unwrap_or_default();
+    let missing: Vec<_> = topics.into_iter().filter(|topic| !found.contains_key(topic)).collect();
+    if !missing.is_empty() {
+        tracing::warn!(
+            topics = missing.join(", "),
+            "expected all topics, found that some do not exist: create them, or correct their names; the others are \
+             received meanwhile"
+        );
+    }
+    {
+        let mut state = shared.lock();
+        (state.topics_at_start, state.missing_topics) = (found, missing);
+    }
     let poller = Poller::new(consumer, topic, runtime);
     let thread = thread::Builder::new().name("hapax-kafka".to_owned());
     thread.spawn(move || poller.run()).map_err(KafkaStartError::Thread)?;
     Ok(shared)
+}
+
+/// Returns the numbers of partitions of the topics that exist.
+///
+/// # Errors
+/// [`KafkaStartError::Topic`] if none exists, or one must not be read.
+fn find_topics(
+    consumer: &BaseConsumer<Context>,
+    topics: &[String],
+    timeout: Duration,
+) -> Result<BTreeMap<String, i32>, KafkaStartError> {
+    let mut found = BTreeMap::new();
+    let mut first_missing = None;
+    for topic in topics {
+        let metadata = consumer.fetch_metadata(Some(topic), timeout);
+        let metadata = metadata.inspect_err(|_| run_callbacks(consumer))?;
+        let error = match partitions(&metadata, topic) {
+            Ok(count) => {
+                found.insert(topic.clone(), count);
+                continue;
+            }
+            Err(error) => error,
+        };
+        let is_missing = error.is_none_or(is_missing);
+        let text = error.map_or_else(|| "it has no partitions".to_owned(), |it| it.to_string());
+        let error = KafkaStartError::Topic { topic: topic.clone(), error: text };
+        if !is_missing {
+            return Err(error);
+        }
+        first_missing.get_or_insert(error);
+    }
+    match (found.is_empty(), first_missing) {
+        (true, Some(error)) => Err(error),
+        _ => Ok(found),
+    }
+}
+
+/// Returns the number of partitions of a topic, or the error of the broker, if it has answered one.
+fn partitions(metadata: &Metadata, topic: &str) -> Result<i32, Option<RDKafkaErrorCode>> {
+    let Some(topic) = metadata.topics().iter().find(|it| it.name() == topic) else {
+        return Err(None);
+    };
+    match (topic.error(), topic.partitions().len()) {
+        (Some(error), _) => Err(Some(error.into())),
+        (None, 0) => Err(None),
+        (None, count) => Ok(i32::try_from(count).unwrap_or(i32::MAX)),
+    }
+}
+
+/// Returns whether an error states that a topic does not exist.
+const fn is_missing(code: RDKafkaErrorCode) -> bool {
+    matches!(code, RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic)
 }
 
 /// Runs the callbacks of a client that is not polled, which log what it has reported: the cause of an error.
@@ -305,8 +388,10 @@ impl KafkaSource {
                 records: 10_000,
                 bytes: 64 * 1024 * 1024,
                 uncommitted: 100_000,
+                waiting: 10_000,
             },
             start_at: KafkaStartAt::Earliest,
+            retention: None,
             is_ordered: false,
             commit_every: Duration::from_secs(1),
             drain_for: None,
@@ -331,7 +416,8 @@ impl KafkaSource {
     }
 
     /// Returns the partitions that are assigned to this process and not received, because their
-    /// offsets are outside of their logs or their topics were created again. An operator has to set the
+    /// offsets are outside of their logs, their topics were created again, the checksum of a batch is wrong (`check.crcs`),
+    /// or their first records are older than the [retention](KafkaSourceBuilder::retention). An operator has to set the
     /// committed offset of the group, or the position in the database; it is read when partitions are
     /// assigned the next time.
     #[must_use]
@@ -343,6 +429,19 @@ impl KafkaSource {
             cause: cause.clone(),
         });
         stopped.collect()
+    }
+
+    /// Returns the topics that did not exist when they were last looked for, within about
+    /// [`idle_check_after`](KafkaSourceBuilder::idle_check_after).
+    #[must_use]
+    pub fn missing_topics(&self) -> Vec<String> {
+        self.shared.lock().missing_topics.clone()
+    }
+
+    /// Waits until the source has ended because of records that are older than the
+    /// [retention](KafkaSourceBuilder::retention). Returns the error.
+    pub async fn until_records_are_too_old(&self) -> String {
+        self.shared.wait(|state| state.too_old.clone()).await
     }
 
     /// Ends deliveries, commits, and leaves the group. Deliveries in progress have the time of a
@@ -365,20 +464,22 @@ impl MessageSource for KafkaSource {
         &self,
         max: NonZeroUsize,
     ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
+        let is_ordered = self.limits.has_order_keys;
         Box::pin(async move {
             // Records are delivered by the poll in which the future ends: a dropped one loses none.
             let received = self.shared.wait(|state| {
                 let delivered = state.deliver(max);
+                // Also without any: records that wait behind others are passed.
+                if state.take_needs_poller() {
+                    self.shared.wake_poller();
+                }
                 if !delivered.is_empty() {
-                    if state.opens_records() {
-                        self.shared.wake_poller();
-                    }
                     return Some(Ok(delivered));
                 }
                 state.take_error().map(|error| Err(SourceError::new(error)))
             });
             let delivery = |it: Delivered| -> Arc<dyn Delivery> {
-                Arc::new(KafkaDelivery::new(Arc::clone(&self.shared), it))
+                Arc::new(KafkaDelivery::new(Arc::clone(&self.shared), it, is_ordered))
             };
             Ok(received.await?.into_iter().map(delivery).collect())
         })
@@ -386,5 +487,13 @@ impl MessageSource for KafkaSource {
 
     fn limits(&self) -> SourceLimits {
         self.limits
+    }
+
+    fn full_limit(&self) -> Option<String> {
+        let state = self.shared.lock();
+        state.partitions.iter().find_map(|((topic, number), partition)| {
+            let (name, limit) = partition.full_limit()?;
+            Some(format!("{name} of the partition {number} of {topic}, {limit}"))
+        })
     }
 }

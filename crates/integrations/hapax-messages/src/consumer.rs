@@ -2,7 +2,9 @@
 
 mod key_queues;
 mod memory;
+mod pauses;
 mod stats;
+mod waits;
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::pin::pin;
@@ -21,8 +23,9 @@ use crate::retention::{RECORD_BYTES, Retention};
 use crate::source::{Delivery, MessageSource};
 
 pub(crate) use self::memory::MemoryBudget;
-pub use self::stats::ConsumerStats;
+pub use self::stats::{ConsumerStats, FullLimit};
 pub(crate) use self::stats::{Counters, Slot};
+pub(crate) use self::waits::{CountedRetry, Waits, share_of};
 
 /// Pause after an error of the source.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
@@ -110,6 +113,9 @@ pub enum ConsumerError {
 ///    process again, only its own attempts are counted.
 /// 4. While the store is unavailable nothing is received, and unacknowledged messages are held.
 /// 5. Nothing begins with a message whose delivery [has ended](Delivery::has_ended).
+/// 6. A message that waits for its next attempt is returned to the source, if it
+///    [takes messages back](Delivery::delay). Messages that were delayed before have no more than three quarters of the
+///    handlers, and of the unacknowledged messages and their bytes.
 #[derive(Debug)]
 pub struct Consumer {
     shared: Arc<ConsumerState>,
@@ -126,6 +132,7 @@ struct ConsumerState {
     /// One permit for each message that may be unacknowledged.
     slots: Arc<Semaphore>,
     memory: Arc<MemoryBudget>,
+    waits: Waits,
     /// False while the store is unavailable.
     store_is_up: watch::Sender<bool>,
     is_draining: watch::Sender<bool>,
@@ -180,12 +187,16 @@ impl Consumer {
         // More permits than a semaphore has cannot be used.
         let permits =
             |count: NonZeroUsize| Arc::new(Semaphore::new(count.get().min(Semaphore::MAX_PERMITS)));
+        let memory = MemoryBudget::new(limits.max_unacknowledged_bytes);
+        let (share, most) = (share_of(limits.handlers), limits.max_unacknowledged);
+        let longest = inbox.shared.attempts().longest_pause;
         Ok(Self {
             shared: Arc::new(ConsumerState {
                 hold_every: of_source.hold_every,
                 handlers: permits(limits.handlers),
                 slots: permits(max_unacknowledged),
-                memory: MemoryBudget::new(limits.max_unacknowledged_bytes),
+                waits: Waits::new(share, most, longest, &memory, &of_source),
+                memory,
                 inbox,
                 source,
                 handler: Arc::new(handler),
@@ -226,8 +237,10 @@ impl Consumer {
                 bytes_per_id: RECORD_BYTES,
             };
             let watching = retention.watch(shared.source.limits(), || shared.counters.stored());
+            let (consumer, counters) = (shared.inbox.consumer(), &shared.counters);
             tokio::select! {
                 never = watching => match never {},
+                never = shared.waits.watch(consumer, counters, &*shared.source) => match never {},
                 () = shutdown => {}
                 () = receiving => {}
             }
@@ -340,7 +353,9 @@ impl ConsumerState {
     fn stats(&self) -> ConsumerStats {
         let stats = self.counters.read(&self.memory);
         let without_id = self.inbox.shared.first_ids.as_ref().map_or(0, FirstIds::without);
-        ConsumerStats { store_is_down: !*self.store_is_up.borrow(), without_id, ..stats }
+        let stats =
+            ConsumerStats { store_is_down: !*self.store_is_up.borrow(), without_id, ..stats };
+        self.waits.read(stats, &self.counters, &*self.source)
     }
 
     /// Receives messages, each driven by a task. Does not end by itself; a future that is dropped
@@ -425,17 +440,15 @@ impl ConsumerState {
         let inbox = &self.inbox.shared;
         // Before a handler is free, which then does not wait for it.
         let identity = inbox.identify(delivery.message());
-        if let Some(turn) = &mut turn {
-            tokio::select! {
-                biased;
-                _ = draining.wait_for(|draining| *draining) => return,
-                () = turn.wait() => {}
-            }
-            // The message before it may have been dropped by the drain.
-            if *draining.borrow() {
-                return;
-            }
+        if let Some(turn) = &mut turn
+            && !self.takes_turn(delivery, turn, draining).await
+        {
+            return;
         }
+        let may_delay = turn.is_none() || self.source.limits().delays_in_order;
+        let (consumer, counters) = (self.inbox.consumer(), &self.counters);
+        let admitted = self.waits.admit(delivery, may_delay, consumer, counters).await;
+        let Ok(mut retry) = admitted else { return };
         let mut progress = Progress::new(inbox.now());
         let (mut is_suspect, mut is_first) = (false, true);
         loop {
@@ -443,7 +456,7 @@ impl ConsumerState {
                 let permits = tokio::select! {
                     biased;
                     _ = draining.wait_for(|draining| *draining) => return,
-                    permits = self.permits(is_suspect) => permits,
+                    permits = self.permits(is_suspect, retry.is_some()) => permits,
                 };
                 let Some(permits) = permits else { return };
                 // It is delivered again, here or to another process, which may have begun. One that
@@ -474,45 +487,15 @@ impl ConsumerState {
                     }
                 }
             };
-            // After these causes the record has what the next delivery needs. Otherwise a dead letter or a count
-            // of hook calls is only in this process. A message with an order key stays: later ones wait for it.
-            if turn.is_none()
-                && matches!(cause, HoldCause::Retry | HoldCause::InFlight)
-                && self.delay(delivery, pause).await
-            {
+            // A message with an order key stays, unless the source keeps later ones: they wait for it.
+            let may_delay = may_delay && progress.is_recorded(cause);
+            let held = (pause, cause);
+            let paused =
+                self.pause_before(delivery, held, may_delay, &mut retry, &mut turn, draining);
+            if !paused.await {
                 return;
             }
-            // The record has what the next owner needs, which waits for the end of this delivery. A message without an id
-            // has none.
-            let may_end = matches!(cause, HoldCause::Retry | HoldCause::InFlight | HoldCause::NoId);
-            tokio::select! {
-                biased;
-                _ = draining.wait_for(|draining| *draining) => return,
-                () = until_ended(&**delivery), if may_end => return,
-                () = sleep(pause) => {}
-            }
         }
-    }
-
-    /// Delays the message at the broker. Returns false if it stays unacknowledged. After an error the broker may
-    /// have a second copy of it, which is a duplicate.
-    async fn delay(&self, delivery: &Arc<dyn Delivery>, pause: Duration) -> bool {
-        match delivery.delay(pause).await {
-            Ok(is_delayed) => is_delayed,
-            Err(error) => {
-                let error = describe(&error);
-                tracing::debug!(consumer = %self.inbox.consumer(), %error, "a message was not delayed: it is held");
-                false
-            }
-        }
-    }
-
-    /// Returns a handler's permit; for a suspect those of all handlers, so that it is alone.
-    async fn permits(&self, is_suspect: bool) -> Option<OwnedSemaphorePermit> {
-        if !is_suspect {
-            return Arc::clone(&self.handlers).acquire_owned().await.ok();
-        }
-        acquire_all(&self.handlers, self.limits.handlers, self.inbox.consumer()).await
     }
 
     /// Notes whether the store is up. Messages whose dead letters are not stored are held, and no

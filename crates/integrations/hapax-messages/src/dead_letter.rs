@@ -118,6 +118,9 @@ pub struct DeadLetter {
     pub message_id: Option<MessageId>,
     /// The message.
     pub message: Message,
+    /// Native form of the message, in an encoding of its source: what its broker's form has and `message` has not,
+    /// such as a binary key. A sink of that broker restores it in the redriven message.
+    pub native: Option<Bytes>,
     /// Reason.
     pub reason: DeadLetterReason,
     /// Number of executions that began, as far as the consumer that parked it knows.
@@ -150,6 +153,7 @@ impl DeadLetter {
             consumer: consumer.to_owned(),
             message_id: message_id.cloned(),
             message,
+            native: None,
             reason,
             attempts: 0,
             error: error[..cut].to_owned(),
@@ -176,6 +180,13 @@ impl DeadLetter {
     #[must_use]
     pub const fn attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts;
+        self
+    }
+
+    /// Sets the native form of the message.
+    #[must_use]
+    pub fn native(mut self, native: Option<Bytes>) -> Self {
+        self.native = native;
         self
     }
 

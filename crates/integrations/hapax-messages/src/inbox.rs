@@ -4,6 +4,7 @@ mod disposition;
 mod ended;
 mod first_ids;
 mod process;
+mod progress;
 mod record;
 
 use std::fmt;
@@ -25,7 +26,7 @@ use crate::message::Message;
 
 pub(crate) use self::disposition::{Disposition, Finish, HoldCause};
 pub(crate) use self::first_ids::{FirstIds, NO_ID_PAUSE};
-pub(crate) use self::process::Progress;
+pub(crate) use self::progress::Progress;
 
 /// Number of attempts to handle a message, and the pauses between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

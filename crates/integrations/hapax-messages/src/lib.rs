@@ -120,7 +120,9 @@ pub use batch::{
     BatchAttempt, BatchConsumer, BatchConsumerError, BatchConsumerLimits, BatchError, BatchInbox,
     BatchItem, BatchMonitor, BatchOptions, EntryState,
 };
-pub use consumer::{Consumer, ConsumerError, ConsumerLimits, ConsumerMonitor, ConsumerStats};
+pub use consumer::{
+    Consumer, ConsumerError, ConsumerLimits, ConsumerMonitor, ConsumerStats, FullLimit,
+};
 pub use dead_letter::{
     DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, OrderKeyQuery, OrderKeyState,
     PublishedDeadLetters,

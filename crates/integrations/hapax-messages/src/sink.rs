@@ -58,6 +58,9 @@ pub struct OutgoingMessage {
     /// Id for the broker's own deduplication, if it is not [`OutgoingMessage::id`]: a redriven
     /// message has another one, so that the broker does not drop it.
     pub broker_id: Option<String>,
+    /// [Native form](field@crate::DeadLetter::native) of a redriven message, which a sink of the broker that it came from
+    /// restores. A sink ignores one of another broker.
+    pub native: Option<Bytes>,
 }
 
 impl OutgoingMessage {
@@ -71,6 +74,7 @@ impl OutgoingMessage {
             headers: Vec::new(),
             payload: payload.into(),
             broker_id: None,
+            native: None,
         }
     }
 }

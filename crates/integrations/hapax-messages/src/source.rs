@@ -5,6 +5,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 
 use crate::message::Message;
@@ -45,6 +46,13 @@ pub struct SourceLimits {
     /// Whether the positions of the source are in the database of the handler's rows: its deliveries have
     /// [steps](Delivery::step). It limits the messages of each partition in memory itself.
     pub has_positions: bool,
+    /// Shortest pause for which the source [takes back](Delivery::delay) a message that waits for its next attempt;
+    /// `None` if it takes none back. While more than three quarters of the consumer's messages are such ones, it lengthens
+    /// shorter pauses to this one.
+    pub delays_from: Option<Duration>,
+    /// Whether the source also takes back messages with order keys, and delivers none
+    /// [behind](Delivery::return_behind_delayed) them.
+    pub delays_in_order: bool,
 }
 
 impl SourceLimits {
@@ -89,6 +97,20 @@ impl SourceLimits {
         self.has_positions = true;
         self
     }
+
+    /// Sets the shortest pause for which the source takes back a message.
+    #[must_use]
+    pub const fn delays_from(mut self, pause: Duration) -> Self {
+        self.delays_from = Some(pause);
+        self
+    }
+
+    /// States that the source takes back messages with order keys, and delivers none behind them.
+    #[must_use]
+    pub const fn delays_in_order(mut self) -> Self {
+        self.delays_in_order = true;
+        self
+    }
 }
 
 /// A queue, stream or subscription of a broker.
@@ -113,6 +135,12 @@ pub trait MessageSource: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the properties that a consumer has to respect.
     fn limits(&self) -> SourceLimits;
+
+    /// Returns the limit, of the source or its broker, because of which nothing else is delivered while messages wait
+    /// for their next attempts: its name and value. The consumer logs it. The default is `None`.
+    fn full_limit(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A message that was delivered, until it is acknowledged or dropped.
@@ -120,8 +148,20 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     /// Returns the message.
     fn message(&self) -> &Message;
 
+    /// Returns the [native form](field@crate::DeadLetter::native) of the message: what the broker's form has and
+    /// [`Delivery::message`] has not. The default is `None`.
+    fn native(&self) -> Option<Bytes> {
+        None
+    }
+
     /// Returns whether the broker has delivered the message before, as far as it knows.
     fn is_redelivery(&self) -> bool;
+
+    /// Returns whether the message was [delayed](Self::delay) before, or may have been. Such messages have a share of the
+    /// consumer's limits. The default is whether this is a redelivery.
+    fn was_delayed(&self) -> bool {
+        self.is_redelivery()
+    }
 
     /// Returns why the source cannot read the message as its producer wrote it, as one text for operators.
     /// The consumer does not handle it: it becomes a dead letter, and is acknowledged. Its id and headers
@@ -162,15 +202,37 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     /// [`SourceError`]; the message may be delivered again.
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>>;
 
-    /// Gives the message to the broker for at least `pause`, after which it is delivered again, as for the
-    /// first time, and ends this delivery. Returns false if the message stays unacknowledged here instead.
-    /// The consumer calls it for a message without an order that waits for its next attempt, or for another
-    /// delivery of its id to end.
+    /// Returns the message to the source or its broker for at least `pause`, after which it is delivered again,
+    /// marked as a redelivery if the source knows, and ends this delivery: the caller drops it. Returns false if the
+    /// message stays unacknowledged here instead. The consumer calls it for a message that waits for its next attempt,
+    /// or for another delivery of its id to end; for one with an order key only if the source
+    /// [delays in order](SourceLimits::delays_in_order).
+    ///
+    /// At each instant the message is unacknowledged, or the source or its broker has it for the next delivery, also if
+    /// the future is dropped: a second copy does no harm, and a message without any is lost. The end of the delivery does not
+    /// depend on its drop, since handlers may keep clones of it.
     ///
     /// # Errors
     /// [`SourceError`]; the message stays unacknowledged, and may be delivered again.
     fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
         let _ = pause;
         Box::pin(std::future::ready(Ok(false)))
+    }
+
+    /// Returns the message to the source, if an earlier one with its order key was [delayed](Self::delay) or
+    /// [keeps its followers](Self::keep_followers), and is not acknowledged: this one was delivered before that. Returns
+    /// whether it did; then this delivery has ended, the caller
+    /// drops it, and the source delivers the message again once the earlier ones are acknowledged. No later one of the key
+    /// passes it in between. The consumer calls it before it begins with the message. The default is false.
+    fn return_behind_delayed(&self) -> bool {
+        false
+    }
+
+    /// Keeps later messages with the order key of this one, which stays with the consumer, in the source until it is
+    /// acknowledged, as [`delay`](Self::delay) does. Those that were delivered already
+    /// [return](Self::return_behind_delayed). Returns whether the source does so. The consumer calls it before a pause in
+    /// which the message may not be delayed. The default is false.
+    fn keep_followers(&self) -> bool {
+        false
     }
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::Subject;
-use async_nats::datetime::DateTime;
 use async_nats::jetstream::consumer::PullConsumer;
+use async_nats::jetstream::stream::Stream;
 use async_nats::jetstream::{AckKind, Context};
 use futures_util::FutureExt as _;
 use hapax_messages::SourceError;
@@ -36,20 +36,19 @@ pub(crate) fn no_reply_text(within: Duration) -> String {
     )
 }
 
-/// A client and its consumer.
+/// A client with its stream and consumer.
 pub(crate) struct Connected {
     pub(crate) context: Context,
+    pub(crate) stream: Stream,
     pub(crate) consumer: PullConsumer,
-    /// Time at which the stream was created.
-    created: DateTime,
     /// Connections of the client before this value was created.
     connects: u64,
 }
 
 impl Connected {
-    pub(crate) fn new(context: Context, consumer: PullConsumer, created: DateTime) -> Self {
+    pub(crate) fn new(context: Context, stream: Stream, consumer: PullConsumer) -> Self {
         let connects = connects(&context);
-        Self { context, consumer, created, connects }
+        Self { context, stream, consumer, connects }
     }
 
     /// Connects again, to the same stream and a consumer that a source may have.
@@ -61,7 +60,7 @@ impl Connected {
         let info = self.consumer.cached_info();
         let (name, context) = (&*info.stream_name, connector.connect().await?);
         let stream = context.get_stream(name).await?;
-        let (created, expected) = (stream.cached_info().created, self.created);
+        let (created, expected) = (stream.cached_info().created, self.stream.cached_info().created);
         if created != expected {
             return Err(format!(
                 "expected the stream {name} that was created at {expected}, found another one, created at {created}: \
@@ -72,7 +71,7 @@ impl Connected {
         }
         let consumer: PullConsumer = stream.get_consumer(&info.name).await?;
         source::check(&info.name, &consumer.cached_info().config, is_ordered)?;
-        Ok(Self::new(context, consumer, created))
+        Ok(Self::new(context, stream, consumer))
     }
 
     /// Returns how often the connection has ended and was opened again.

@@ -1,6 +1,8 @@
 //! Deliveries: messages that the client has parsed, and those that it cannot parse.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_nats::Subject;
 use async_nats::datetime::DateTime;
@@ -12,8 +14,11 @@ use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, LogPosition, Message, SourceError};
 
 use crate::headers::{self, StoredHeaders};
-use crate::source::{NatsOrderKey, Shared};
+use crate::source::{DELAYS_FROM, NatsOrderKey, Shared};
 use crate::stored;
+
+/// Header of a message with a time after which its stream deletes it.
+const TTL: &str = "Nats-TTL";
 
 /// A message, until it is acknowledged or dropped.
 pub(crate) struct NatsDelivery {
@@ -22,6 +27,8 @@ pub(crate) struct NatsDelivery {
     reply: Subject,
     received: Message,
     is_redelivery: bool,
+    /// Whether the server has the message back. A hold would replace the pause.
+    is_delayed: AtomicBool,
     unreadable: Option<Unreadable>,
 }
 
@@ -111,7 +118,14 @@ impl NatsDelivery {
         let received = at.message(subject, headers, payload, &shared.order_key);
         let reply = message.reply.clone();
         let reply = reply.ok_or_else(|| SourceError::new("a message without a reply subject"))?;
-        Ok(Self { shared: Arc::clone(shared), reply, received, is_redelivery, unreadable: None })
+        Ok(Self {
+            shared: Arc::clone(shared),
+            reply,
+            received,
+            is_redelivery,
+            is_delayed: AtomicBool::new(false),
+            unreadable: None,
+        })
     }
 
     /// Creates the delivery of a message that the client cannot parse.
@@ -126,6 +140,7 @@ impl NatsDelivery {
             reply: found.reply,
             received: found.message,
             is_redelivery: true,
+            is_delayed: AtomicBool::new(false),
             unreadable: Some(Unreadable { id: found.id, reason, _in_progress: found.in_progress }),
         }
     }
@@ -180,6 +195,11 @@ impl Delivery for NatsDelivery {
         self.is_redelivery
     }
 
+    fn was_delayed(&self) -> bool {
+        // The server has none that the client cannot parse back.
+        self.is_redelivery && self.unreadable.is_none()
+    }
+
     fn unreadable(&self) -> Option<&str> {
         self.unreadable.as_ref().map(|unreadable| &*unreadable.reason)
     }
@@ -196,6 +216,36 @@ impl Delivery for NatsDelivery {
     }
 
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
-        Box::pin(self.shared.link.hold(&self.reply))
+        Box::pin(async move {
+            match self.is_delayed.load(Ordering::Relaxed) {
+                true => Ok(()),
+                false => self.shared.link.hold(&self.reply).await,
+            }
+        })
+    }
+
+    /// Returns the message to the server, by a negative acknowledgement with a delay. It stays unacknowledged at the server
+    /// meanwhile: if the negative acknowledgement is lost, the message is delivered again after `ack_wait`. The server counts
+    /// it as a delivery, of which the consumer had no limit when that was last read. A message that the stream may delete
+    /// before its next attempt stays, and so does one that the client cannot parse: the server would deliver it to the
+    /// client, and the connection would end.
+    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
+        Box::pin(async move {
+            let Shared { link, pending, .. } = &*self.shared;
+            let ack_wait = link.current().consumer.cached_info().config.ack_wait;
+            let time = pause.saturating_add(ack_wait);
+            let stored_at = self.received.published_at.unwrap_or_default();
+            let stays = pause < DELAYS_FROM
+                || self.unreadable.is_some()
+                || self.received.header(TTL).is_some()
+                || !pending.may_delay(stored_at, time);
+            if stays {
+                return Ok(false);
+            }
+            pending.note_delay(pause);
+            link.send(&self.reply, AckKind::Nak(Some(pause))).await?;
+            self.is_delayed.store(true, Ordering::Relaxed);
+            Ok(true)
+        })
     }
 }

@@ -4,6 +4,11 @@
 //! # Guarantees
 //! - *Source*: a message stays in the stream's consumer until the server has confirmed its
 //!   acknowledgement. It is delivered again when nothing has held it for the consumer's `ack_wait`.
+//! - *Pauses*: a message without an order that waits for 1 s or longer is given to the server, by a negative
+//!   acknowledgement with a delay, and takes no place in this process. The server counts that as a delivery, of
+//!   which there is no limit, and the message for `max_ack_pending`. A message that the stream may delete before its
+//!   next attempt stays with the process, since it would be lost: by `max_age`, by its header `Nats-TTL`, or by a limit
+//!   at which the stream deletes old messages.
 //! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after the stream has
 //!   confirmed the message.
 //!
@@ -37,9 +42,9 @@
 //!
 //! | setting | required | reason |
 //! | --- | --- | --- |
-//! | `max_deliver` | unlimited | a crash counts as a delivery of each message that was pulled; after the limit the server drops them without a trace |
+//! | `max_deliver` | unlimited | a crash counts as a delivery of each message that was pulled, and so does a pause; after the limit the server drops them without a trace |
 //! | `ack_policy` | explicit | another policy acknowledges messages that were not handled |
-//! | `max_ack_pending` | bounded | it bounds the messages that a crash delivers again |
+//! | `max_ack_pending` | bounded | it bounds the messages that a crash delivers again, and those that wait |
 //! | `max_ack_pending` | 1, with [order keys](NatsSourceBuilder::order_key) | with more, a restart changes the order |
 //! | `headers_only` | off | the payload is the fingerprint |
 //! | `ack_wait` | at least 1 s | a process holds its messages at a third of it |
@@ -48,7 +53,8 @@
 //!
 //! Set `ack_wait` to the time for which a dead process may delay its messages: a live process holds
 //! its messages at intervals of a third of it. Set `max_ack_pending` to the largest number of
-//! unacknowledged messages of all processes together.
+//! unacknowledged messages of all processes together, with those that wait at the server: while so many wait, no
+//! other message is delivered ([`full_limit`](hapax_messages::MessageSource::full_limit)).
 //!
 //! # Example
 //! ```no_run
@@ -69,6 +75,7 @@ mod connector;
 mod delivery;
 mod headers;
 mod inspection;
+mod pending;
 mod sink;
 mod source;
 mod stored;

@@ -20,9 +20,20 @@ use crate::connection::{Connected, Link, TIMEOUT, no_reply};
 use crate::connector::NatsConnector;
 use crate::delivery::NatsDelivery;
 use crate::inspection::Inspection;
+use crate::pending::{Deletion, Pending};
+
+/// Time for which the server waits with its answer to a request for what is there, if it has messages which it may not deliver.
+const FETCH_WAIT: Duration = Duration::from_secs(1);
+
+/// Time after the end of a request for which messages of it are awaited, if the server has not ended it. Those that come
+/// later are delivered again after `ack_wait`.
+const LATE: Duration = Duration::from_secs(1);
 
 /// Time for which the server waits for a message before it answers that there is none.
 const WAIT: Duration = Duration::from_secs(10);
+
+/// Shortest pause for which the server gets a message back.
+pub(crate) const DELAYS_FROM: Duration = Duration::from_secs(1);
 
 /// Rule that finds the order key of a message.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -179,8 +190,9 @@ impl NatsSourceBuilder {
         self
     }
 
-    /// Sets the number of unacknowledged messages of all processes together. Only for a consumer
-    /// that is created here. Default 1000; 1 with an order key.
+    /// Sets the number of unacknowledged messages of all processes together, including those that the server has and
+    /// that wait for their next attempts: while so many fail, no other message is delivered. Only for a consumer
+    /// that is created here. Default 10,000; 1 with an order key.
     pub const fn max_ack_pending(mut self, max: u32) -> Self {
         self.max_ack_pending = Some(max);
         self
@@ -208,7 +220,7 @@ impl NatsSourceBuilder {
         let stream = self.context.get_stream(&self.stream).await;
         let stream = stream.map_err(|error| failed(error.into()))?;
         let is_ordered = self.order_key != NatsOrderKey::None;
-        let default_pending = if is_ordered { 1 } else { 1000 };
+        let default_pending = if is_ordered { 1 } else { 10_000 };
         let config = pull::Config {
             durable_name: Some(self.durable.clone()),
             ack_policy: AckPolicy::Explicit,
@@ -250,13 +262,23 @@ impl NatsSourceBuilder {
             limits = limits.redelivers_for(max_age);
         }
         if is_ordered {
+            // Its one message stays unacknowledged in any case.
             limits = limits.with_order_keys();
+        } else if let Some(limit) = Deletion::of(&stream.cached_info().config).by_new_ones {
+            tracing::warn!(
+                stream = self.stream,
+                limit,
+                "the stream deletes old messages at a limit, handled or not: those that wait for their next attempts stay \
+                 with this process and take places; remove the limit, or set discard to new"
+            );
+        } else {
+            limits = limits.delays_from(DELAYS_FROM);
         }
         let inspection = Inspection::new(config.ack_wait);
-        let created = stream.cached_info().created;
-        let connected = Connected::new(self.context, consumer, created);
+        let pending = Arc::new(Pending::new(&stream.cached_info().config));
+        let connected = Connected::new(self.context, stream, consumer);
         let link = Link::new(connected, self.connector, is_ordered);
-        let shared = Shared { link, inspection, limits, order_key: self.order_key };
+        let shared = Shared { link, inspection, pending, limits, order_key: self.order_key };
         Ok(NatsSource { shared: Arc::new(shared) })
     }
 }
@@ -308,6 +330,7 @@ pub(crate) struct Shared {
     pub(crate) link: Link,
     pub(crate) inspection: Inspection,
     limits: SourceLimits,
+    pub(crate) pending: Arc<Pending>,
     pub(crate) order_key: NatsOrderKey,
 }
 
@@ -373,6 +396,8 @@ impl Shared {
         let mut has_ended = false;
         loop {
             let connected = self.link.connected().await?;
+            // Also if each pull has messages: all of them may be redeliveries.
+            self.pending.read_if_due(&connected);
             let found = self.inspection.find(self, &connected, max).await;
             if !found.is_empty() {
                 return Ok(found);
@@ -389,9 +414,16 @@ impl Shared {
                 for message in received {
                     deliveries.push(Arc::new(NatsDelivery::received(self, message)?));
                 }
+                if deliveries.iter().any(|delivery| !delivery.is_redelivery()) {
+                    self.pending.note_first_delivery();
+                }
                 return Ok(deliveries);
             }
             has_ended = connected.is_dead() || self.link.ends() != ends;
+            if !has_ended {
+                // A pull that the server does not answer ends like one without messages: check the server.
+                self.pending.read(&connected).await?;
+            }
         }
     }
 
@@ -405,28 +437,29 @@ impl Shared {
     ) -> Result<Vec<NatsMessage>, SourceError> {
         let present = BatchConfig {
             batch: max.get(),
-            expires: Some(TIMEOUT),
+            expires: Some(FETCH_WAIT),
             no_wait: true,
             ..BatchConfig::default()
         };
-        let received = self.request(connected, ends, present).await?;
-        let waits = !connected.is_dead() && self.link.ends() == ends;
-        if !received.is_empty() || !waits || self.inspection.is_unfinished() {
+        let (received, is_ended) = self.request(connected, ends, present).await?;
+        if !received.is_empty() || !is_ended || self.inspection.is_unfinished() {
             return Ok(received);
         }
         let next = BatchConfig { batch: 1, expires: Some(WAIT), ..BatchConfig::default() };
-        self.request(connected, ends, next).await
+        Ok(self.request(connected, ends, next).await?.0)
     }
 
-    /// Requests messages, and collects them until the server ends the request, or the connection ends.
+    /// Requests messages, and collects them until the server ends the request, the connection ends, or the request is over.
+    /// Returns whether the server has ended it. It does not end each one: 2.9 drops a request without an answer if a message is
+    /// due when it expires.
     async fn request(
         &self,
         connected: &Connected,
         ends: u64,
         request: BatchConfig,
-    ) -> Result<Vec<NatsMessage>, SourceError> {
+    ) -> Result<(Vec<NatsMessage>, bool), SourceError> {
         let (most, client) = (request.batch, connected.context.client());
-        let answered_within = request.expires.unwrap_or_default() + TIMEOUT;
+        let answered_within = request.expires.unwrap_or_default() + LATE;
         let requesting = async {
             let inbox = Subject::from(client.new_inbox());
             let replies = client.subscribe(inbox.clone()).await.map_err(SourceError::new)?;
@@ -434,11 +467,10 @@ impl Shared {
             requested.map(|()| replies).map_err(SourceError::new)
         };
         let mut replies = timeout(TIMEOUT, requesting).await.map_err(|_| no_reply(TIMEOUT))??;
-        // Whether the server has not answered in time.
         let mut over = pin!(async {
             tokio::select! {
-                () = sleep(answered_within) => true,
-                () = self.link.until_ended(ends) => false,
+                () = sleep(answered_within) => {}
+                () = self.link.until_ended(ends) => {}
             }
         });
         let mut received = Vec::new();
@@ -446,12 +478,9 @@ impl Shared {
             let reply = tokio::select! {
                 biased;
                 reply = replies.next() => reply,
-                is_late = &mut over => match is_late && received.is_empty() {
-                    true => return Err(no_reply(answered_within)),
-                    false => None,
-                },
+                () = &mut over => None,
             };
-            let Some(message) = reply else { break };
+            let Some(message) = reply else { return Ok((received, false)) };
             if message.reply.is_some() {
                 // Of a producer, whatever status its headers have.
                 received.push(NatsMessage { message, context: connected.context.clone() });
@@ -471,7 +500,7 @@ impl Shared {
                 }
             }
         }
-        Ok(received)
+        Ok((received, true))
     }
 }
 
@@ -487,5 +516,13 @@ impl MessageSource for NatsSource {
 
     fn limits(&self) -> SourceLimits {
         self.shared.limits
+    }
+
+    fn full_limit(&self) -> Option<String> {
+        let Shared { link, pending, .. } = &*self.shared;
+        let max = pending.full_limit()?;
+        let connected = link.current();
+        let name = &connected.consumer.cached_info().name;
+        Some(format!("max_ack_pending of the consumer {name}, {max}"))
     }
 }

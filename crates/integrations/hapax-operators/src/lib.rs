@@ -71,8 +71,9 @@ pub use keys::{
 };
 pub use log_file::open_log;
 pub use register::{
-    MAX_QUARANTINE_DURATION, QuarantineError, QuarantineStart, QuarantineView, RegisterError,
-    RegisteredUser, RouteNaming, StoreRegister, StoreUser, UserDifference,
+    ConsumerNaming, DifferenceSubject, MAX_QUARANTINE_DURATION, QuarantineError, QuarantineStart,
+    QuarantineView, RegisterError, RegisteredUser, RouteNaming, StoreRegister, StoreUser,
+    UserDifference,
 };
 pub use sagas::{
     DefinitionList, DefinitionView, OperatorSagas, SagaAction, SagaBefore, SagaDecisionRequest,

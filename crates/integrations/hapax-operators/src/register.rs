@@ -5,9 +5,10 @@
 //! 2. A process writes its entry about every three seconds. One that has written nothing for ten seconds counts
 //!    as ended; so does one that left.
 //! 3. Processes of one namespace name and compare operations alike; otherwise duplicates that reach two of them
-//!    execute twice. A process that differs from a running one is rejected.
-//! 4. The register decides nothing about records. A process whose entry is new, has other routes, or has not been
-//!    written for that long writes it only if no process differs that runs or was written later. Until then it executes no
+//!    execute twice. A process that differs from a running one is rejected. So is a process of a consumer that finds the
+//!    ids or order keys of its messages otherwise, or has another namespace.
+//! 4. The register decides nothing about records. A process whose entry is new, has other routes or consumers, or has not
+//!    been written for that long writes it only if no process differs that runs or was written later. Until then it executes no
 //!    key without a record. So a process that was paused does not execute beside one with other settings that came after
 //!    it, also after an outage in which all entries lapse.
 //! 5. It has the quarantines of the store. A process applies those of its namespace when it writes its entry, which
@@ -15,6 +16,7 @@
 //!    that every running process has confirmed holds for the others too. An exception is an outage of the store of more than
 //!    ten seconds, in which routes with `store_outage = "open"` execute unprotected.
 
+mod difference;
 mod fault;
 mod live;
 mod paths;
@@ -29,6 +31,7 @@ use hapax_core::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use difference::{ConsumerNaming, DifferenceSubject, UserDifference};
 pub use fault::RegisterError;
 use fault::RegisterFault;
 pub use live::{RegisteredUser, StoreRegister};
@@ -74,6 +77,9 @@ pub struct StoreUser {
     pub upstream: Option<String>,
     /// How operations are named and compared, by the path of the route; `*` is any other path.
     pub routes: BTreeMap<String, RouteNaming>,
+    /// How the messages of its consumers are named and ordered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub consumers: Vec<ConsumerNaming>,
     /// Time of its start, in microseconds since 1970, by the clock of the store.
     #[serde(default)]
     pub since: u64,
@@ -108,28 +114,6 @@ pub struct RouteNaming {
     pub later: BTreeMap<String, serde_json::Value>,
 }
 
-/// A difference between two processes of one namespace.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "expected {setting} {theirs} for path {path}, as {name} has it in the namespace {namespace:?} of this store, found \
-     {ours}: requests with one key would execute once in each. Set the same {setting}, or give this service a namespace \
-     of its own; to change {setting}, stop all processes of the namespace first"
-)]
-pub struct UserDifference {
-    /// The other process.
-    pub name: String,
-    /// The namespace.
-    pub namespace: String,
-    /// The path of the route.
-    pub path: String,
-    /// The setting that differs: `scope`, `key_header` or `fingerprint`.
-    pub setting: &'static str,
-    /// The value of this process.
-    pub ours: String,
-    /// The value of the other process.
-    pub theirs: String,
-}
-
 impl StoreUser {
     /// Creates the entry of a process that has no routes yet.
     ///
@@ -144,6 +128,7 @@ impl StoreUser {
             name,
             upstream: None,
             routes: BTreeMap::new(),
+            consumers: Vec::new(),
             since: 0,
             seen: 0,
             every_namespace: false,
@@ -163,11 +148,20 @@ impl StoreUser {
         self.every_namespace || self.namespace == namespace
     }
 
-    /// Returns the difference from `other` that keeps them from sharing records, if both have one namespace. A path
-    /// that only one of them has a route for is the most specific pattern of the other that matches it, or `*`.
+    /// Returns the difference from `other` that keeps them from sharing records, if both have one namespace or one consumer
+    /// at one broker. A path that only one of them has a route for is the most specific pattern of the other that matches
+    /// it, or `*`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Option<UserDifference> {
-        if self.id == other.id || self.namespace != other.namespace {
+        if self.id == other.id {
+            return None;
+        }
+        let of_consumers = difference::of_consumers(self, other);
+        of_consumers.or_else(|| self.difference_of_routes(other))
+    }
+
+    fn difference_of_routes(&self, other: &Self) -> Option<UserDifference> {
+        if self.namespace != other.namespace {
             return None;
         }
         let [of_ours, of_theirs] = [self, other].map(|user| paths::by_meaning(&user.routes));
@@ -184,8 +178,8 @@ impl StoreUser {
             let (setting, ours, theirs) = settings.into_iter().find(|(_, a, b)| a != b)?;
             Some(UserDifference {
                 name: other.name.clone(),
-                namespace: self.namespace.clone(),
-                path: path.clone(),
+                namespace: other.namespace.clone(),
+                subject: DifferenceSubject::Path(path.clone()),
                 setting,
                 ours: ours.clone(),
                 theirs: theirs.clone(),
@@ -236,8 +230,9 @@ impl RegisterContent {
     /// [`RegisterFault::Difference`]: another process differs, and may execute.
     fn admit(&self, user: &StoreUser, now: Timestamp) -> Result<(), RegisterFault> {
         let own = self.users.iter().find(|it| it.id == user.id);
-        // While an entry with these routes counts as running, no process that differs enters.
-        if own.is_some_and(|it| it.is_running(now) && it.routes == user.routes) {
+        // While an entry with these routes and consumers counts as running, no process that differs enters.
+        let is_same = |it: &StoreUser| it.routes == user.routes && it.consumers == user.consumers;
+        if own.is_some_and(|it| it.is_running(now) && is_same(it)) {
             return Ok(());
         }
         // One that has lapsed may run again, as after an outage: of two, the later one stays. A process that enters
@@ -254,7 +249,10 @@ impl RegisterContent {
     fn enter(&mut self, user: &StoreUser, now: Timestamp) {
         let age = |it: &StoreUser| now.since(Timestamp::from_micros(it.seen));
         // An ended process that named operations as this one does is of no further use.
-        let is_alike = |it: &StoreUser| it.namespace == user.namespace && it.routes == user.routes;
+        let is_alike = |it: &StoreUser| {
+            let is_same = it.namespace == user.namespace && it.routes == user.routes;
+            is_same && it.consumers == user.consumers
+        };
         self.users.retain(|it| {
             it.id != user.id && age(it) < FORGET && (it.is_running(now) || !is_alike(it))
         });
@@ -293,6 +291,7 @@ mod tests {
             name: format!("gateway {id}"),
             upstream: Some(upstream.to_owned()),
             routes: BTreeMap::from([("*".to_owned(), names)]),
+            consumers: Vec::new(),
             since: 0,
             seen: 0,
             every_namespace: false,
@@ -322,7 +321,8 @@ mod tests {
         more.routes.insert("/other".to_owned(), names);
         for (one, other) in [(&ours, &more), (&more, &ours)] {
             let found = one.difference(other).unwrap();
-            assert_eq!((found.setting, &*found.path), ("key_header", "/other"));
+            let path = DifferenceSubject::Path("/other".to_owned());
+            assert_eq!((found.setting, found.subject), ("key_header", path));
         }
     }
 
@@ -339,7 +339,8 @@ mod tests {
             assert_eq!(one.difference(&other), None, "{ours} {theirs}");
             let other = with("b", theirs, "y-key");
             let found = one.difference(&other).unwrap();
-            assert_eq!((&*found.path, &*found.ours, &*found.theirs), (ours, "x-key", "y-key"));
+            assert_eq!(found.subject, DifferenceSubject::Path(ours.to_owned()));
+            assert_eq!((&*found.ours, &*found.theirs), ("x-key", "y-key"));
         }
         for (ours, theirs) in [("/p/{x}", "/p/{*x}"), ("/p/{x}", "/p/x"), ("/p", "/p/{x}")] {
             let [one, other] = [with("a", ours, "x-key"), with("b", theirs, "x-key")];
@@ -399,6 +400,33 @@ mod tests {
         // As two processes of earlier versions, which only log it.
         content.users.push(written(&a, at(110)));
         content.admit(&b, at(119)).unwrap();
+    }
+
+    #[test]
+    fn an_entry_whose_consumers_changed_is_compared() {
+        let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
+        let naming = |ids: &str| ConsumerNaming {
+            consumer: "invoices".to_owned(),
+            sources: vec!["nats://ORDERS".to_owned()],
+            broker: "1f".to_owned(),
+            mode: "claim".to_owned(),
+            ids: ids.to_owned(),
+            order_by: "none".to_owned(),
+            later: BTreeMap::new(),
+        };
+        let of = |id: &str, ids: &str| {
+            let consumers = vec![naming(ids)];
+            StoreUser { consumers, routes: BTreeMap::new(), ..user(id, "shop", "x", "http://a") }
+        };
+        let mut content = RegisterContent::default();
+        for id in ["a", "b"] {
+            content.admit(&of(id, "position"), at(100)).unwrap();
+            content.enter(&of(id, "position"), at(100));
+        }
+        content.admit(&of("a", "position"), at(105)).unwrap();
+        assert!(content.admit(&of("a", "cloudevents"), at(105)).is_err(), "b runs with others");
+        assert!(content.admit(&of("c", "cloudevents"), at(105)).is_err(), "a and b run");
+        content.admit(&of("c", "position"), at(105)).unwrap();
     }
 
     #[test]

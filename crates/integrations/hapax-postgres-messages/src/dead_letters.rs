@@ -94,8 +94,13 @@ pub(crate) async fn put(
     // A column of type text cannot store a zero byte.
     let (origin, key) = (storable(&message.origin), message.key.as_deref().map(storable));
     let names: Vec<_> = message.headers.iter().map(|(name, _)| storable(name)).collect();
-    let names: Vec<_> = names.iter().map(|name| Some(&**name)).collect();
-    let values: Vec<_> = message.headers.iter().map(|(_, value)| Some(&value[..])).collect();
+    let mut names: Vec<_> = names.iter().map(|name| Some(&**name)).collect();
+    let mut values: Vec<_> = message.headers.iter().map(|(_, value)| Some(&value[..])).collect();
+    if let Some(native) = &dead_letter.native {
+        // Its name is null, which no header has.
+        names.push(None);
+        values.push(Some(native));
+    }
     let micros = |time: Timestamp| Some(i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
     let parameters = [
         SqlParameter::Bytes(Some(&dead_letter.id)),

@@ -28,6 +28,17 @@ const LAST: &str = "SELECT coalesce(max(number), 0) FROM hapax_dead_letters";
 const REDRIVE: &str = "SELECT hapax_dead_letter_redrive($1, $2, $3)";
 const SET_MESSAGE_ID: &str =
     "UPDATE hapax_dead_letters SET message_id = $2 WHERE id = $1 AND message_id IS NULL";
+const NOT_IN_INBOX: &str = "SELECT d.id FROM hapax_dead_letters d
+    WHERE d.id = ANY($1) AND d.message_id IS NOT NULL AND d.reason <> 'mismatch'
+        AND d.consumer <> 'hapax-outbox'
+        AND (d.redrives = 0 OR NOT EXISTS (
+            SELECT FROM hapax_dead_letter_decisions c
+            WHERE c.dead_letter_id = d.id AND c.at >= d.parked_at))
+        AND NOT EXISTS (
+            SELECT FROM hapax_inbox i
+            WHERE i.id = hapax_scoped_hash(d.consumer, d.message_id))
+        AND NOT EXISTS (SELECT FROM hapax_positions p WHERE p.consumer = d.consumer)
+    ORDER BY d.number LIMIT 1";
 const DROP: &str = "SELECT hapax_dead_letter_drop($1, $2, $3)::text";
 const REDRIVE_TO_OUTBOX: &str = "SELECT hapax_outbox_redrive($1)::text";
 
@@ -76,7 +87,7 @@ pub struct DeadLetterSummary {
     pub redrives: u64,
     /// Size of the payload in bytes.
     pub payload_bytes: u64,
-    /// Time at which it was parked.
+    /// Time at which it was last parked, by the clock of the database.
     pub parked_at: String,
     position: DeadLetterPosition,
 }
@@ -97,6 +108,8 @@ pub struct DeadLetterContents {
     pub headers: Vec<(String, Bytes)>,
     /// Payload.
     pub payload: Bytes,
+    /// [Native form](field@hapax_messages::DeadLetter::native) of the message.
+    pub native: Option<Bytes>,
 }
 
 fn other_rows() -> ConnectCause {
@@ -204,13 +217,36 @@ impl PgDeadLetterStore {
             let [payload, name, value] =
                 <[SqlValue; 3]>::try_from(row).map_err(|_| other_rows())?;
             let payload = Bytes::from(payload.bytes().ok_or_else(other_rows)?);
-            let contents =
-                contents.get_or_insert_with(|| DeadLetterContents { headers: Vec::new(), payload });
-            if let (Some(name), Some(value)) = (name.text(), value.bytes()) {
-                contents.headers.push((name, value.into()));
+            let contents = contents.get_or_insert_with(|| DeadLetterContents {
+                headers: Vec::new(),
+                payload,
+                native: None,
+            });
+            // Without headers, both are null.
+            match (name.text(), value.bytes()) {
+                (Some(name), Some(value)) => contents.headers.push((name, value.into())),
+                (None, Some(value)) => contents.native = Some(value.into()),
+                (_, None) => {}
             }
         }
         Ok(contents)
+    }
+
+    /// Returns the oldest of these dead letters whose message has an id that the inbox of this database has not, and was
+    /// not redriven since it was last parked: its consumer is in claim mode, whose records are in a store, or the retention of the id has
+    /// ended. Those of an outbox, of a consumer in positions mode, and mismatches are left out.
+    ///
+    /// # Errors
+    /// The error of the connection or the server.
+    pub async fn first_not_in_inbox(
+        &self,
+        ids: &[[u8; 32]],
+    ) -> Result<Option<[u8; 32]>, ConnectCause> {
+        let ids: Vec<_> = ids.iter().map(|id| Some(&id[..])).collect();
+        let rows = self.run(NOT_IN_INBOX, &[SqlParameter::ByteStrings(&ids)]).await?;
+        let id = rows.into_iter().next().and_then(|row| row.into_iter().next());
+        let id = id.map(|id| id.bytes().and_then(|id| id.try_into().ok()).ok_or_else(other_rows));
+        id.transpose()
     }
 
     /// Begins to redrive a dead letter: removes the id of its message from the inbox in this

@@ -2,13 +2,31 @@
 //!
 //! A queue expires messages at its head only. So there is a queue for each pause, of one second and its
 //! doubles, and all of its messages expire in the order in which they were published.
+//!
+//! No message is lost on its way: at each instant it is unacknowledged in its own queue, or a delay queue has it, or its
+//! record has its outcome. There may be two copies in between, of which the inbox handles one.
+//!
+//! 1. Its acknowledgement is sent only after [`publish`] has returned without an error: the server has confirmed the
+//!    persistent message, which was `mandatory`. A server returns one that it routes to no queue before it confirms it, and
+//!    a quorum queue has one that was confirmed on the disks of most of its members.
+//! 2. After every other end no acknowledgement is sent: an error, a message that was rejected or returned, no answer, or a future
+//!    that is dropped. The server delivers the message again once its channel has ended.
+//! 3. The acknowledgement belongs to the channel of the delivery. If that has ended, nothing is acknowledged.
+//! 4. A delay queue removes an expired message only after the message's own queue has confirmed it (`at-least-once`). While
+//!    that queue does not exist or is full, the message stays.
+//! 5. A server that is killed may lose a queue that was declared just before, with its messages, although it has confirmed
+//!    them: it writes its directory of queues with a delay. So a queue is used only some time after it was declared
+//!    ([`DelayQueues`]).
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_messages::{Message, SourceError};
 use lapin::message::Delivery as LapinDelivery;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
+use tokio::time::{Instant, sleep_until};
 
 use crate::connection::{answered, short};
 use crate::properties;
@@ -17,14 +35,41 @@ use crate::publisher::{Published, PublisherPool};
 /// Longest pause of a delay queue: twelve days, which is more than a consumer's longest pause.
 const LONGEST_S: u64 = 1 << 20;
 
+/// Time after which a server that is killed has a queue that was declared. RabbitMQ writes the directory of quorum queues
+/// about a second after the last change.
+pub(crate) const SETTLES_FOR: Duration = Duration::from_secs(3);
+
+/// Delay queues that this process has declared, and when it did so first, since its connection to the server was opened: a
+/// server that was killed may not have those that were declared before.
+#[derive(Debug, Default)]
+pub(crate) struct DelayQueues(Mutex<HashMap<Duration, Instant>>);
+
+impl DelayQueues {
+    /// Forgets the queues.
+    pub(crate) fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Notes that the queue of a pause was declared. Returns the time from which on it is used.
+    fn declared(&self, rounded: Duration) -> Instant {
+        let mut queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *queues.entry(rounded).or_insert_with(Instant::now) + SETTLES_FOR
+    }
+}
+
 /// Returns a pause rounded up to that of a delay queue: a power of two, in seconds.
 fn round_up_pause(pause: Duration) -> Duration {
     let whole = pause.as_secs().saturating_add(u64::from(pause.subsec_nanos() > 0));
     Duration::from_secs(whole.clamp(1, LONGEST_S).next_power_of_two())
 }
 
+/// Returns the beginning of the names of a queue's delay queues.
+pub(crate) fn name_start(queue: &str) -> String {
+    format!("{queue}.delay-")
+}
+
 fn name(queue: &str, rounded: Duration) -> String {
-    format!("{queue}.delay-{}s", rounded.as_secs())
+    format!("{}{}s", name_start(queue), rounded.as_secs())
 }
 
 /// Returns the arguments of a delay queue. A quorum queue is the only one that dead-letters at least once;
@@ -51,6 +96,7 @@ fn arguments(queue: &str, rounded: Duration) -> FieldTable {
 /// the delivery can be acknowledged. A failure in between leaves both, of which one is a duplicate.
 pub(crate) async fn publish(
     publishers: &PublisherPool,
+    queues: &DelayQueues,
     queue: &str,
     delivery: &LapinDelivery,
     message: &Message,
@@ -69,6 +115,7 @@ pub(crate) async fn publish(
     let declare =
         publisher.channel().queue_declare(routing_key.clone(), options, arguments(queue, rounded));
     answered(declare).await?;
+    sleep_until(queues.declared(rounded)).await;
     let original =
         properties::original_routing_key(delivery.routing_key.as_str(), &delivery.properties);
     let properties = properties::delayed(&delivery.properties, &original);

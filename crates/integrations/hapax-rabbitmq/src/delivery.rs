@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, SourceError};
 use lapin::message::Delivery as LapinDelivery;
@@ -13,6 +14,8 @@ use lapin::options::BasicAckOptions;
 use tokio::time::Instant;
 
 use crate::connection::answered;
+use crate::native;
+use crate::properties;
 use crate::source::{ReceivedMessage, Shared};
 
 /// A message, until it is acknowledged or dropped.
@@ -25,6 +28,7 @@ pub(crate) struct RabbitDelivery {
     message: Message,
     received_at: Instant,
     is_redelivery: bool,
+    was_delayed: bool,
     /// Whether an acknowledgement was sent or may have been sent.
     may_be_acknowledged: AtomicBool,
     is_acknowledged: AtomicBool,
@@ -43,7 +47,7 @@ impl RabbitDelivery {
         received: ReceivedMessage,
         is_redelivery: bool,
     ) -> Self {
-        let ReceivedMessage { delivery, message, received_at } = received;
+        let ReceivedMessage { delivery, message, received_at, was_delayed } = received;
         Self {
             source: Arc::downgrade(source),
             channel_number,
@@ -51,6 +55,7 @@ impl RabbitDelivery {
             message,
             received_at,
             is_redelivery,
+            was_delayed,
             may_be_acknowledged: AtomicBool::new(false),
             is_acknowledged: AtomicBool::new(false),
         }
@@ -66,6 +71,7 @@ impl RabbitDelivery {
             return Err(stale());
         };
         source.delay(delivery, &self.message, pause).await?;
+        // Not before: see `delay.rs` for why no message is lost.
         self.send_acknowledgement().await?;
         Ok(true)
     }
@@ -100,8 +106,20 @@ impl Delivery for RabbitDelivery {
         &self.message
     }
 
+    fn native(&self) -> Option<Bytes> {
+        let delivery = self.delivery.as_ref()?;
+        let properties = &delivery.properties;
+        let routing_key =
+            properties::original_routing_key(delivery.routing_key.as_str(), properties);
+        native::encode(&properties::delayed(properties, &routing_key))
+    }
+
     fn is_redelivery(&self) -> bool {
         self.is_redelivery
+    }
+
+    fn was_delayed(&self) -> bool {
+        self.was_delayed
     }
 
     fn has_ended(&self) -> bool {
@@ -131,7 +149,8 @@ impl Drop for RabbitDelivery {
         // Without the source the connection ends, and the server delivers the message again.
         let Some(source) = self.source.upgrade() else { return };
         let message = mem::take(&mut self.message);
-        let dropped = ReceivedMessage { delivery, message, received_at: self.received_at };
+        let (received_at, was_delayed) = (self.received_at, self.was_delayed);
+        let dropped = ReceivedMessage { delivery, message, received_at, was_delayed };
         source.keep_dropped(self.channel_number, dropped);
     }
 }

@@ -371,5 +371,15 @@ fn repair_properties(
     (cursor.at == cursor.bytes.len()).then_some((kept, [headers, message_id]))
 }
 
+/// Returns encoded properties, repaired as those in the frames of a server are.
+pub(crate) fn repaired_properties(encoded: &[u8]) -> Vec<u8> {
+    let mut payload = [&[0; FLAGS_AT][..], encoded].concat();
+    let [first, second] = repair_content_header(&mut payload, false);
+    payload.drain(second);
+    payload.drain(first);
+    payload.drain(..FLAGS_AT);
+    payload
+}
+
 #[cfg(test)]
 mod tests;

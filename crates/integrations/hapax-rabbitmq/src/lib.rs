@@ -7,10 +7,10 @@
 //!   acknowledgement of an earlier channel is an error, and acknowledges nothing else.
 //! - *Source*: a message that is dropped without an acknowledgement, or that waits for its next attempt outside
 //!   of a delay queue, stays with this process. The source sends no negative acknowledgement, which the server would count against the delivery limit.
-//! - *Delay queues*, in claim mode: a message without an order that waits for a [long
+//! - *Delay queues*: a message without an order that waits for a [long
 //!   pause](RabbitSourceBuilder::delay_from) is published to a delay queue, with confirm, and acknowledged
 //!   then. It keeps its id, headers, payload, origin and time of publication. After a crash in between there
-//!   are two copies, of which the inbox handles one.
+//!   are two copies, of which the inbox handles one. A message from a delay queue counts as a redelivery.
 //! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after the server has confirmed the
 //!   persistent message, and rejects one whose destination has had no queue for 30 s.
 //!
@@ -54,7 +54,7 @@
 //! and delivers all messages of the channel again. State another value by
 //! [`RabbitSourceBuilder::consumer_timeout`]. The source does not start if
 //! [`longest_handler`](RabbitSourceBuilder::longest_handler) is not below it. A handler that takes longer
-//! nevertheless has one effect: the redelivered message waits for it. In claim mode, messages without an
+//! nevertheless has one effect: the redelivered message waits for it. Messages without an
 //! order that wait go to a delay queue at half of that time, unless `delay_from` is `None`; messages with an order
 //! stay, and so do all messages while the store is unavailable.
 //!
@@ -73,7 +73,8 @@
 //! - All properties are left out if they cannot be parsed.
 //!
 //! Tables, decimals, void values and arrays within arrays are left out of the headers of every message; the other
-//! values of an array stay.
+//! values of an array stay. A message that is redriven from a dead letter has them again, and its property `timestamp`; its
+//! age counts from the header `hapax-redriven-at`.
 //!
 //! # Log
 //! The client library (lapin) logs a message that was routed to no queue, with its payload, as a warning of the
@@ -102,6 +103,7 @@ mod delay;
 mod delivery;
 mod frames;
 mod login;
+mod native;
 mod network;
 mod properties;
 mod publisher;

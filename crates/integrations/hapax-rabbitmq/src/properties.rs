@@ -5,17 +5,23 @@
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_messages::{Message, OutgoingMessage, PublishError};
+use hapax_messages::{DeadLetter, Message, OutgoingMessage, PublishError};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable, LongString, ShortString};
 
 use crate::connection::short;
+use crate::native;
 
 /// Header with the order key of a message.
 pub(crate) const ORDER_KEY: &str = "message-order-key";
 
 /// Header with the routing key of a message that comes from a delay queue.
 pub(crate) const ROUTING_KEY: &str = "hapax-routing-key";
+
+/// Header with the time at which a message was redriven, from which its age counts: it keeps the property `timestamp`.
+const REDRIVEN_AT: &str = "hapax-redriven-at";
+/// Header of the server with the first queue that a message left by expiry or rejection.
+const FIRST_QUEUE: &str = "x-first-death-queue";
 
 const MESSAGE_ID: &str = "message-id";
 const CONTENT_TYPE: &str = "content-type";
@@ -35,14 +41,21 @@ fn is_brokers_own(name: &str) -> bool {
         || ["x-delivery-count", "x-acquired-count"].iter().any(|own| name.eq_ignore_ascii_case(own))
 }
 
+/// Returns whether a header is one that the sink or a delay queue adds, and that a message has not.
+fn is_added(name: &str) -> bool {
+    [ROUTING_KEY, REDRIVEN_AT].iter().any(|own| name.eq_ignore_ascii_case(own))
+}
+
 /// Returns the properties of a message to publish.
 pub(crate) fn outgoing(
     message: &OutgoingMessage,
     now: Timestamp,
 ) -> Result<BasicProperties, PublishError> {
-    let mut properties = BasicProperties::default()
-        .with_delivery_mode(PERSISTENT)
-        .with_timestamp(now.as_micros() / 1_000_000);
+    if let Some(native) = message.native.as_ref().and_then(native::decode) {
+        return Ok(redriven(message, &native, now));
+    }
+    let mut properties =
+        BasicProperties::default().with_delivery_mode(PERSISTENT).with_timestamp(seconds(now));
     let mut headers: Vec<(&str, Vec<AMQPValue>)> = Vec::new();
     match short(message.id.as_str()) {
         Some(id) => properties = properties.with_message_id(id),
@@ -53,7 +66,7 @@ pub(crate) fn outgoing(
     }
     let is_own = |name: &str| {
         name.eq_ignore_ascii_case(MESSAGE_ID)
-            || name.eq_ignore_ascii_case(ROUTING_KEY)
+            || is_added(name)
             || (message.key.is_some() && name.eq_ignore_ascii_case(ORDER_KEY))
             || is_brokers_own(name)
     };
@@ -87,6 +100,36 @@ pub(crate) fn outgoing(
         table.insert(short, value);
     }
     Ok(properties.with_headers(table))
+}
+
+/// Returns the properties of a redriven message: those that it had, its id, and the headers with its dead letter and the
+/// time of the redrive. It is persistent.
+fn redriven(
+    message: &OutgoingMessage,
+    native: &BasicProperties,
+    now: Timestamp,
+) -> BasicProperties {
+    let id = message.id.as_str();
+    let redrive = message.headers.iter().filter(|(name, _)| name == DeadLetter::REDRIVE_HEADER);
+    let mut added: Vec<_> = redrive.map(|(name, value)| (&**name, long_string(value))).collect();
+    added.push((REDRIVEN_AT, AMQPValue::Timestamp(seconds(now))));
+    let short_id = short(id);
+    if short_id.is_none() {
+        added.push((MESSAGE_ID, long_string(id.as_bytes())));
+    }
+    let is_other_id = |name: &str, value: &AMQPValue| {
+        name.eq_ignore_ascii_case(MESSAGE_ID)
+            && header_value(value).as_deref() != Some(id.as_bytes())
+    };
+    let properties = kept(native, is_other_id, added);
+    match short_id {
+        Some(id) => properties.with_message_id(id),
+        None => properties,
+    }
+}
+
+fn seconds(time: Timestamp) -> u64 {
+    time.as_micros() / 1_000_000
 }
 
 fn long_string(bytes: &[u8]) -> AMQPValue {
@@ -136,7 +179,7 @@ pub(crate) fn incoming(
     }
     for (name, value) in properties.headers().iter().flatten() {
         let name = name.as_str();
-        if name == ROUTING_KEY || is_brokers_own(name) {
+        if is_added(name) || is_brokers_own(name) {
             continue;
         }
         match value {
@@ -150,10 +193,20 @@ pub(crate) fn incoming(
             }
         }
     }
-    if let Some(seconds) = properties.timestamp() {
+    if let Some(seconds) = published_at(properties) {
         message = message.published_at(Timestamp::from_micros(seconds.saturating_mul(1_000_000)));
     }
     message
+}
+
+/// Returns the time of the last redrive, or else of the publication, in seconds since 1970.
+fn published_at(properties: &BasicProperties) -> Option<u64> {
+    let headers = properties.headers().as_ref();
+    let redriven_at = match headers.and_then(|headers| headers.inner().get(REDRIVEN_AT)) {
+        Some(AMQPValue::Timestamp(seconds)) => Some(*seconds),
+        _ => None,
+    };
+    redriven_at.max(*properties.timestamp())
 }
 
 /// Returns the routing key under which a message was published first.
@@ -164,6 +217,18 @@ pub(crate) fn original_routing_key(delivered: &str, properties: &BasicProperties
         Some(AMQPValue::LongString(original)) => original.to_string(),
         _ => delivered.to_owned(),
     }
+}
+
+/// Returns whether a message comes from a delay queue, whose names have this beginning: it has its routing key, which was
+/// added to it, and the server says that it left such a queue.
+pub(crate) fn was_delayed(properties: &BasicProperties, delay_queues: &str) -> bool {
+    let Some(headers) = properties.headers() else { return false };
+    let headers = headers.inner();
+    let is_delay_queue = |value: &AMQPValue| match value {
+        AMQPValue::LongString(name) => name.as_bytes().starts_with(delay_queues.as_bytes()),
+        _ => false,
+    };
+    headers.contains_key(ROUTING_KEY) && headers.get(FIRST_QUEUE).is_some_and(is_delay_queue)
 }
 
 /// Returns a header's value as bytes; `None` for tables and void.
@@ -191,21 +256,35 @@ fn header_value(value: &AMQPValue) -> Option<Bytes> {
     Some(Bytes::from(text))
 }
 
-/// Returns the properties of a message that goes through a delay queue: those that it had, without the
-/// broker's own headers, its time to live, which is over, and the name of its user, which is not this one;
-/// and with its routing key.
+/// Returns the properties of a message that goes through a delay queue, with its routing key.
 pub(crate) fn delayed(properties: &BasicProperties, routing_key: &str) -> BasicProperties {
+    let routing_key = (ROUTING_KEY, long_string(routing_key.as_bytes()));
+    kept(properties, |_, _| false, vec![routing_key])
+}
+
+/// Returns the properties of a message that is published again: those that it had, without the broker's own headers, those
+/// that `is_left_out`, its time to live, which is over, and the name of its user, which is not this one; and with further
+/// headers, which replace those whose names are equal but for the case.
+fn kept(
+    properties: &BasicProperties,
+    is_left_out: impl Fn(&str, &AMQPValue) -> bool,
+    added: Vec<(&str, AMQPValue)>,
+) -> BasicProperties {
     let mut table = FieldTable::default();
     for (name, value) in properties.headers().iter().flatten() {
-        if !is_brokers_own(name.as_str()) {
+        let text = name.as_str();
+        let is_replaced = added.iter().any(|(added, _)| text.eq_ignore_ascii_case(added));
+        if !is_replaced && !is_brokers_own(text) && !is_left_out(text, value) {
             table.insert(name.clone(), value.clone());
         }
     }
-    table.insert(ROUTING_KEY.into(), long_string(routing_key.as_bytes()));
-    let mut delayed = BasicProperties::default().with_headers(table).with_delivery_mode(PERSISTENT);
+    for (name, value) in added {
+        table.insert(name.into(), value);
+    }
+    let mut kept = BasicProperties::default().with_headers(table).with_delivery_mode(PERSISTENT);
     macro_rules! keep {
         ($($get:ident $set:ident)*) => {
-            $(if let Some(value) = properties.$get() { delayed = delayed.$set(value.clone()); })*
+            $(if let Some(value) = properties.$get() { kept = kept.$set(value.clone()); })*
         };
     }
     keep! {
@@ -219,7 +298,7 @@ pub(crate) fn delayed(properties: &BasicProperties, routing_key: &str) -> BasicP
         kind with_type
         app_id with_app_id
     }
-    delayed
+    kept
 }
 
 /// Returns about the bytes of a frame of properties.
@@ -245,6 +324,34 @@ pub(crate) fn bytes(properties: &BasicProperties) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_redriven_message_has_one_id_whatever_the_case_of_the_headers_that_it_had() {
+        let short = "m-1".to_owned();
+        for (id, kept) in [(&short, true), (&"x".repeat(256), false), (&short, false)] {
+            let had = if kept { id.clone() } else { "other".to_owned() };
+            let mut table = FieldTable::default();
+            for name in ["Message-Id", "MESSAGE-ID"] {
+                table.insert(name.into(), long_string(had.as_bytes()));
+            }
+            table.insert("Hapax-Redrive".into(), long_string(b"another"));
+            let native = native::encode(&BasicProperties::default().with_headers(table));
+            let id = hapax_messages::MessageId::new(id).unwrap();
+            let mut message = OutgoingMessage::new("orders", id.clone(), "x");
+            message.native = native;
+            message.headers.push((DeadLetter::REDRIVE_HEADER.to_owned(), "d".into()));
+            let now = Timestamp::from_micros(1_790_000_000_000_000);
+            let properties = outgoing(&message, now).unwrap();
+            let received = incoming("orders", "orders", &properties, Vec::new());
+            let find = |name: &str| received.header(name).map(|value| value.to_vec());
+            assert_eq!(find(MESSAGE_ID), Some(id.as_str().as_bytes().to_vec()));
+            assert_eq!(find(DeadLetter::REDRIVE_HEADER), Some(b"d".to_vec()));
+            let headers = properties.headers().as_ref().unwrap().inner();
+            assert_eq!(headers.contains_key("Message-Id"), kept);
+            assert!(!headers.contains_key("Hapax-Redrive"));
+            assert_eq!(received.published_at, Some(now), "it has no time of its own");
+        }
+    }
 
     #[test]
     fn an_origin_has_its_queue_whatever_its_name_is() {

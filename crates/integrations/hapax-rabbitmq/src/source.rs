@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::connection::{
     Address, ConsumerChannel, RabbitUrlError, Reconnects, RequestError, TIMEOUT,
 };
-use crate::delay;
+use crate::delay::{self, DelayQueues};
 use crate::delivery::RabbitDelivery;
 use crate::login::RabbitLogin;
 use crate::properties;
@@ -93,7 +93,8 @@ impl RabbitSourceBuilder {
     }
 
     /// Sets the pause from which on a message goes through a delay queue instead of staying
-    /// unacknowledged; one that has waited for half of `consumer_timeout` does too. Default 30 s; `None` for
+    /// unacknowledged; one that has waited for half of `consumer_timeout` does too, and while more than three quarters
+    /// of the consumer's messages were tried before, shorter pauses are lengthened to this one. Default 30 s; `None` for
     /// never. For the names that begin with that of the queue and
     /// `.delay-`, the user needs the permissions to configure and to read; and for `amq.default`, to write.
     pub const fn delay_from(mut self, pause: Option<Duration>) -> Self {
@@ -123,6 +124,7 @@ impl RabbitSourceBuilder {
         let state = State { current: Some(current), channel_number: 1, ..State::default() };
         let shared = Shared {
             publishers: PublisherPool::new(address.clone(), name, MAX_CONCURRENT_DELAYS),
+            delay_queues: DelayQueues::default(),
             delays_fail: AtomicBool::new(false),
             address,
             settings,
@@ -182,10 +184,12 @@ impl MessageSource for RabbitSource {
         if let Some(limit) = settings.delivery_limit {
             limits = limits.delivery_limit(limit);
         }
-        if settings.order_key != RabbitOrderKey::None {
-            limits = limits.with_order_keys();
+        match (&settings.order_key, settings.delay_from) {
+            (RabbitOrderKey::None, Some(pause)) => limits.delays_from(pause),
+            (RabbitOrderKey::None, None) => limits,
+            // A delay queue would change their order.
+            (RabbitOrderKey::RoutingKey | RabbitOrderKey::Header(_), _) => limits.with_order_keys(),
         }
-        limits
     }
 }
 
@@ -196,6 +200,7 @@ pub(crate) struct Shared {
     /// Channels of delay queues, with a connection of their own. On the consumer's, a publication to a server
     /// that is short of memory would stop the acknowledgements, which free memory.
     publishers: PublisherPool,
+    delay_queues: DelayQueues,
     /// Whether the last publication to a delay queue failed.
     delays_fail: AtomicBool,
     state: tokio::sync::Mutex<State>,
@@ -210,6 +215,8 @@ pub(crate) struct ReceivedMessage {
     pub(crate) delivery: LapinDelivery,
     pub(crate) message: Message,
     pub(crate) received_at: Instant,
+    /// Whether it comes from a delay queue.
+    pub(crate) was_delayed: bool,
 }
 
 #[derive(Default)]
@@ -302,6 +309,7 @@ impl Shared {
         match opened.map_err(SourceError::new).flatten() {
             Ok(current) => {
                 state.reconnects.succeeded();
+                self.delay_queues.clear();
                 // Those of earlier channels are delivered again by the server.
                 self.lock_dropped()
                     .retain(|(channel_number, _), _| *channel_number == current.channel_number);
@@ -360,8 +368,11 @@ impl Shared {
             // A database would not store a zero byte.
             message = message.with_key(key.replace('\0', "\u{fffd}"));
         }
-        let is_redelivery = delivery.redelivered;
-        let received = ReceivedMessage { delivery, message, received_at: Instant::now() };
+        let delay_queues = delay::name_start(&self.settings.queue);
+        let was_delayed = properties::was_delayed(&delivery.properties, &delay_queues);
+        let is_redelivery = delivery.redelivered || was_delayed;
+        let received_at = Instant::now();
+        let received = ReceivedMessage { delivery, message, received_at, was_delayed };
         Arc::new(RabbitDelivery::new(self, current.channel_number, received, is_redelivery))
     }
 
@@ -373,8 +384,10 @@ impl Shared {
         pause: Duration,
     ) -> Result<(), SourceError> {
         let queue = &self.settings.queue;
-        let publishing = delay::publish(&self.publishers, queue, delivery, message, pause);
-        let published = timeout(TIMEOUT, publishing)
+        let (publishers, queues) = (&self.publishers, &self.delay_queues);
+        let publishing = delay::publish(publishers, queues, queue, delivery, message, pause);
+        // The server is not awaited while a new queue settles.
+        let published = timeout(delay::SETTLES_FOR + TIMEOUT, publishing)
             .await
             .unwrap_or_else(|_| Err(RequestError::Unanswered.into()));
         let error = published.as_ref().err();

@@ -41,10 +41,12 @@ impl AdminAddr {
     }
 }
 
-/// A metric without labels. The name has the prefix `hapax_` on the wire.
+/// A metric. The name has the prefix `hapax_` on the wire.
 #[derive(Debug)]
 pub(crate) struct Metric {
     name: &'static str,
+    /// Labels with their braces. Metrics with one name follow each other.
+    labels: &'static str,
     kind: &'static str,
     help: &'static str,
     value: f64,
@@ -52,11 +54,16 @@ pub(crate) struct Metric {
 
 impl Metric {
     pub(crate) const fn counter(name: &'static str, help: &'static str, value: f64) -> Self {
-        Self { name, kind: "counter", help, value }
+        Self { name, labels: "", kind: "counter", help, value }
     }
 
     pub(crate) const fn gauge(name: &'static str, help: &'static str, value: f64) -> Self {
-        Self { name, kind: "gauge", help, value }
+        Self { name, labels: "", kind: "gauge", help, value }
+    }
+
+    pub(crate) const fn labelled(mut self, labels: &'static str) -> Self {
+        self.labels = labels;
+        self
     }
 }
 
@@ -115,13 +122,14 @@ fn respond(method: &Method, path: &str, observed: &impl Observed) -> Response<Fu
 
 /// Returns metrics in the text format of Prometheus.
 fn text(metrics: Vec<Metric>) -> String {
-    let mut out = String::new();
-    for Metric { name, kind, help, value } in metrics {
+    let (mut out, mut last) = (String::new(), "");
+    for Metric { name, labels, kind, help, value } in metrics {
         // Writing to a string does not fail.
-        let _ = write!(
-            out,
-            "# HELP hapax_{name} {help}\n# TYPE hapax_{name} {kind}\nhapax_{name} {value}\n"
-        );
+        if name != last {
+            let _ = write!(out, "# HELP hapax_{name} {help}\n# TYPE hapax_{name} {kind}\n");
+        }
+        let _ = writeln!(out, "hapax_{name}{labels} {value}");
+        last = name;
     }
     out
 }

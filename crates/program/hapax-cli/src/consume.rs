@@ -1,6 +1,7 @@
 //! `hapax consume`.
 
 mod args;
+mod headers;
 mod observed;
 mod service;
 mod source;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use hapax_core::{Idempotency, MemoryStore, Namespace, Store};
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_messages::{
-    Attempts, Consumer, ConsumerLimits, DeadLetterStore, IdRules, Inbox, InboxError,
+    Attempts, Consumer, ConsumerLimits, DeadLetterStore, IdRules, Inbox, InboxError, MessageIdError,
 };
 use hapax_postgres_messages::PgDeadLetterStore;
 use hapax_webhooks::{RejectedStatuses, WebhookSink};
@@ -62,7 +63,8 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     let opened = open(store, &args).await?;
     let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>, &namespace)?;
     let what = format!("the consumer {}", args.consumer);
-    let registered = Registered::enter(&engine, &what, false).await?;
+    let naming = source::naming(&broker.0, &args.source, &args.consumer, &args.ids);
+    let registered = Registered::enter(&engine, &what, false, vec![naming]).await?;
     let source = plan.open(&broker.0).await?;
     let receiver = source.receiver();
     let inbox = inbox(&args, &engine, &dead_letters, receiver.limits().has_order_keys)?;
@@ -82,14 +84,17 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
         let observed = Pausing { observed: monitor.clone(), engine: engine.clone() };
         tokio::spawn(admin::serve(listener, observed));
     }
-    let mut without_ids = None;
+    let mut failure = None;
     consumer
         .run(async {
             tokio::select! {
                 () = shutdown.requested() => {
                     tracing::info!("shutdown: waiting for requests in progress");
                 }
-                error = monitor.consumer.until_ids_are_missing() => without_ids = Some(error),
+                error = monitor.consumer.until_ids_are_missing() => {
+                    failure = Some(without_ids(&error, monitor.consumer.stats().without_id));
+                }
+                error = source.until_records_are_too_old() => failure = Some(error),
             }
         })
         .await;
@@ -98,15 +103,16 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     close(engine, opened, limits).await;
     let stats = monitor.consumer.stats();
     tracing::info!(handled = stats.handled, parked = stats.parked, "ended");
-    match without_ids {
-        None => Ok(ExitCode::SUCCESS),
-        Some(error) => Err(CliError::usage(format!(
-            "--id: {error} in any of the first messages ({}): name the header or field that has it (--id \
-             header:NAME, --id json:/POINTER), or add a last rule without one (--id position, --id payload-hash). \
-             The messages stay at the broker",
-            stats.without_id
-        ))),
-    }
+    failure.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// Returns the error of the first messages, none of which has an id.
+fn without_ids(error: &MessageIdError, messages: u64) -> CliError {
+    CliError::usage(format!(
+        "--id: {error} in any of the first messages ({messages}): name the header or field that has it (--id \
+         header:NAME, --id json:/POINTER), or add a last rule without one (--id position, --id payload-hash). \
+         The messages stay at the broker"
+    ))
 }
 
 /// Waits for the writes to the store, and closes it.

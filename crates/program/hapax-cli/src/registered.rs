@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hapax_core::Idempotency;
-use hapax_operators::{RegisteredUser, StoreRegister, StoreUser};
+use hapax_operators::{ConsumerNaming, RegisteredUser, StoreRegister, StoreUser};
 use tokio::task::JoinHandle;
 
 use crate::admin::{Metric, Observed};
@@ -24,16 +24,18 @@ pub(crate) struct Pausing<O> {
 }
 
 impl Registered {
-    /// Enters this process as `what`. If `every_namespace`, the quarantines of all namespaces apply to it.
+    /// Enters this process as `what`. If `every_namespace`, the quarantines of all namespaces apply to it. Another process of
+    /// its `consumers` must name and order their messages as it does.
     pub(crate) async fn enter(
         engine: &Idempotency,
         what: &str,
         every_namespace: bool,
+        consumers: Vec<ConsumerNaming>,
     ) -> Result<Self, CliError> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let name = format!("{what} on {host}, process {}", std::process::id());
         let user = StoreUser::new(engine.namespace(), name).map_err(CliError::unavailable)?;
-        let user = StoreUser { every_namespace, ..user };
+        let user = StoreUser { every_namespace, consumers, ..user };
         let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
         let user = register.enter_when_available(user, engine).await.map_err(CliError::usage)?;
         let kept = user.clone();

@@ -159,7 +159,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     // The outbox has an identity of its own, which names the leases of its shards.
     let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>).namespace("");
     let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
-    let registered = Registered::enter(&engine, "the relay", true).await?;
+    let registered = Registered::enter(&engine, "the relay", true, Vec::new()).await?;
     let limits = RelayLimits {
         in_flight: args.in_flight.unwrap_or(in_flight),
         max_buffered_bytes: args.max_buffered_bytes.0,

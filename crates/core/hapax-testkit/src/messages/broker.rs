@@ -1,4 +1,4 @@
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,6 +34,14 @@ struct State {
     delivered: HashMap<u64, (Arc<Message>, Instant)>,
     ack_wait: Option<Duration>,
     delays_from: Option<Duration>,
+    delays_in_order: bool,
+    /// Number of messages that were delayed, until their pauses end.
+    delayed: usize,
+    /// The messages that were ever delayed.
+    ever_delayed: HashSet<u64>,
+    /// The first message of each order key that was delayed or keeps its followers, until it is acknowledged; then the
+    /// next one that was not delivered.
+    blocked: HashMap<String, u64>,
     next: u64,
     /// Changes in a restart: deliveries of before have no effect any more.
     connection_number: u64,
@@ -63,7 +71,7 @@ impl MemoryBroker {
     #[must_use]
     pub fn backlog(&self) -> usize {
         let state = self.shared.lock();
-        state.waiting.len() + state.delivered.len()
+        state.unacknowledged()
     }
 
     /// Returns the number of deliveries so far.
@@ -92,6 +100,11 @@ impl MemoryBroker {
     /// Takes back messages that are to be delivered after a pause of at least `pause`.
     pub fn set_delays_from(&self, pause: Duration) {
         self.shared.lock().delays_from = Some(pause);
+    }
+
+    /// Takes back messages with order keys too, and delivers none behind them.
+    pub fn set_delays_in_order(&self) {
+        self.shared.lock().delays_in_order = true;
     }
 
     /// Makes the broker unreachable, or reachable again.
@@ -131,6 +144,53 @@ impl MemoryBroker {
 }
 
 impl State {
+    fn unacknowledged(&self) -> usize {
+        self.waiting.len() + self.delivered.len() + self.delayed
+    }
+
+    /// Adds a message that is delivered again, before later ones.
+    fn restore(&mut self, number: u64, message: Arc<Message>) {
+        let at = self.waiting.partition_point(|(other, ..)| *other < number);
+        self.waiting.insert(at, (number, message, true));
+    }
+
+    fn follows_delayed(&self, number: u64, message: &Message) -> bool {
+        let first = message.key.as_ref().and_then(|key| self.blocked.get(key));
+        first.is_some_and(|first| *first < number)
+    }
+
+    /// Blocks the order key of a message.
+    fn block(&mut self, number: u64, message: &Message) {
+        if let Some(key) = &message.key {
+            let first = self.blocked.entry(key.clone()).or_insert(number);
+            *first = number.min(*first);
+        }
+    }
+
+    /// Ends the block by a message that is acknowledged, or leaves it to the next one, so that none passes that one which
+    /// was delivered before. Returns whether there was one.
+    fn unblock(&mut self, number: u64, message: &Message) -> bool {
+        let Some(key) = message.key.as_ref().filter(|key| self.blocked.get(*key) == Some(&number))
+        else {
+            return false;
+        };
+        let of_key =
+            self.waiting.iter().filter(|(_, message, _)| message.key.as_ref() == Some(key));
+        match of_key.map(|(number, ..)| *number).min() {
+            Some(next) => self.blocked.insert(key.clone(), next),
+            None => self.blocked.remove(key),
+        };
+        true
+    }
+
+    /// Takes the first message that follows none which was delayed.
+    fn next(&mut self) -> Option<(u64, Arc<Message>, bool)> {
+        let mut waiting = self.waiting.iter();
+        let at =
+            waiting.position(|(number, message, _)| !self.follows_delayed(*number, message))?;
+        self.waiting.remove(at)
+    }
+
     /// Takes the messages that nothing has held in time, to be delivered again.
     fn lapsed(&mut self) -> Vec<(u64, Arc<Message>, bool)> {
         let Some(ack_wait) = self.ack_wait else { return Vec::new() };
@@ -157,7 +217,7 @@ impl Shared {
         state.waiting.extend(lapsed);
         let mut taken: Vec<Arc<dyn Delivery>> = Vec::new();
         while taken.len() < max.get()
-            && let Some((number, message, is_redelivery)) = state.waiting.pop_front()
+            && let Some((number, message, is_redelivery)) = state.next()
         {
             state.deliveries += 1;
             state.delivered.insert(number, (Arc::clone(&message), Instant::now()));
@@ -168,6 +228,7 @@ impl Shared {
                 number,
                 message,
                 is_redelivery,
+                is_returned: AtomicBool::new(false),
             }));
         }
         taken
@@ -197,8 +258,16 @@ impl MessageSource for MemoryBroker {
     }
 
     fn limits(&self) -> SourceLimits {
-        let ack_wait = self.shared.lock().ack_wait.unwrap_or(Duration::from_secs(30));
-        SourceLimits::default().hold_every(ack_wait / 3).with_order_keys()
+        let state = self.shared.lock();
+        let ack_wait = state.ack_wait.unwrap_or(Duration::from_secs(30));
+        let mut limits = SourceLimits::default().hold_every(ack_wait / 3).with_order_keys();
+        if let Some(pause) = state.delays_from {
+            limits = limits.delays_from(pause);
+        }
+        if state.delays_in_order {
+            limits = limits.delays_in_order();
+        }
+        limits
     }
 }
 
@@ -233,6 +302,8 @@ struct MemoryDelivery {
     number: u64,
     message: Arc<Message>,
     is_redelivery: bool,
+    /// Whether the broker took the message back. It may deliver it again before this is dropped.
+    is_returned: AtomicBool,
 }
 
 impl Delivery for MemoryDelivery {
@@ -259,15 +330,17 @@ impl Delivery for MemoryDelivery {
                 return Err(SourceError::new("the acknowledgement is lost"));
             }
             let mut state = self.shared.lock();
+            let mut has_changed = false;
             if state.connection_number == self.connection_number
                 && state.delivered.remove(&self.number).is_some()
             {
                 state.acknowledgements += 1;
+                has_changed =
+                    state.unblock(self.number, &self.message) || state.unacknowledged() == 0;
             }
-            let is_empty = state.waiting.is_empty() && state.delivered.is_empty();
             drop(state);
             // Others await new messages.
-            if is_empty {
+            if has_changed {
                 self.shared.changed.notify_waiters();
             }
             Ok(())
@@ -276,17 +349,65 @@ impl Delivery for MemoryDelivery {
 
     fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
         Box::pin(async move {
-            if self.shared.lock().delays_from.is_none_or(|from| pause < from) {
-                return Ok(false);
+            self.shared.check()?;
+            {
+                let mut state = self.shared.lock();
+                let is_current = state.connection_number == self.connection_number;
+                if !is_current || state.delays_from.is_none_or(|from| pause < from) {
+                    return Ok(false);
+                }
+                if state.delivered.remove(&self.number).is_none() {
+                    return Ok(false);
+                }
+                self.is_returned.store(true, Ordering::SeqCst);
+                state.delayed += 1;
+                state.ever_delayed.insert(self.number);
+                if state.delays_in_order {
+                    state.block(self.number, &self.message);
+                }
             }
-            self.acknowledge().await?;
-            let (broker, message) = (Arc::clone(&self.shared), Arc::clone(&self.message));
+            let (shared, message) = (Arc::clone(&self.shared), Arc::clone(&self.message));
+            let number = self.number;
             tokio::spawn(async move {
                 sleep(pause).await;
-                MemoryBroker { shared: broker }.send((*message).clone());
+                let mut state = shared.lock();
+                state.delayed -= 1;
+                state.restore(number, message);
+                drop(state);
+                shared.changed.notify_waiters();
             });
             Ok(true)
         })
+    }
+
+    fn was_delayed(&self) -> bool {
+        self.shared.lock().ever_delayed.contains(&self.number)
+    }
+
+    fn return_behind_delayed(&self) -> bool {
+        let mut state = self.shared.lock();
+        let follows = state.connection_number == self.connection_number
+            && state.follows_delayed(self.number, &self.message);
+        if !follows {
+            return false;
+        }
+        if let Some((message, _)) = state.delivered.remove(&self.number) {
+            state.restore(self.number, message);
+        }
+        self.is_returned.store(true, Ordering::SeqCst);
+        true
+    }
+
+    fn keep_followers(&self) -> bool {
+        let mut state = self.shared.lock();
+        let keeps = state.delays_in_order
+            && state.connection_number == self.connection_number
+            && state.delivered.contains_key(&self.number)
+            && !self.is_returned.load(Ordering::SeqCst);
+        if keeps {
+            state.block(self.number, &self.message);
+        }
+        keeps
     }
 
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
@@ -308,9 +429,10 @@ impl Drop for MemoryDelivery {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         if state.connection_number == self.connection_number
+            && !self.is_returned.load(Ordering::SeqCst)
             && let Some((message, _)) = state.delivered.remove(&self.number)
         {
-            state.waiting.push_front((self.number, message, true));
+            state.restore(self.number, message);
             drop(state);
             self.shared.changed.notify_waiters();
         }

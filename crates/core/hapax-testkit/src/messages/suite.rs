@@ -133,6 +133,9 @@ broker_rules! {
     a_broker_that_is_down_does_not_reject
     a_dead_letter_is_published_with_its_data
     each_id_has_one_effect
-    a_message_that_waits_for_its_next_attempt_is_held
+    a_message_that_waits_for_its_next_attempt_is_not_handled_before
+    messages_that_fail_keep_no_other_from_being_handled
+    an_order_key_that_waits_keeps_no_other_key_from_being_handled
+    an_order_key_whose_message_stays_keeps_no_other_key_from_being_handled
     a_shutdown_loses_no_message
 }

@@ -15,8 +15,18 @@ use super::{EVERY, TIMEOUT, free_port, loopback, program, signal, tail};
 /// The server's own script. Debian's one in `/usr/sbin` changes the user, and so the environment.
 const SCRIPT: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 
+/// Time for a node to start, which takes it several seconds of a processor: on a machine that is busy, much longer. One that
+/// cannot start ends before.
+const STARTS_WITHIN: Duration = Duration::from_secs(300);
+
 /// Evaluates Erlang in the node.
 const CONSOLE: &str = include_str!("rabbitmq.erl");
+
+/// The number of messages in the queue `Q`. The node reads the figures of a quorum queue every five seconds.
+const MESSAGES: &str = "case amqqueue:get_type(Q) of \
+    rabbit_quorum_queue -> {ok,N,_}=ra:consistent_query(amqqueue:get_pid(Q),\
+    fun rabbit_fifo:query_messages_total/1), N; \
+    _ -> proplists:get_value(messages,rabbit_amqqueue:info(Q,[messages])) end";
 
 /// Settings of a [`RabbitMqServer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -159,17 +169,16 @@ impl RabbitMqServer {
     /// there is no such queue.
     pub async fn messages(&self, queue: &str) -> u64 {
         let name = format!("rabbit_misc:r(<<\"/\">>,queue,<<\"{queue}\">>)");
-        // The node reads the figures of a quorum queue every five seconds.
-        let expressions = format!(
-            "case rabbit_amqqueue:lookup({name}) of \
-             {{ok,Q}} -> case amqqueue:get_type(Q) of \
-             rabbit_quorum_queue -> {{ok,N,_}}=ra:consistent_query(amqqueue:get_pid(Q),\
-             fun rabbit_fifo:query_messages_total/1), N; \
-             _ -> proplists:get_value(messages,rabbit_amqqueue:info(Q,[messages])) end; \
-             _ -> 0 end."
-        );
-        let count = self.eval(&expressions).await;
+        let lookup = format!("case rabbit_amqqueue:lookup({name}) of {{ok,Q}} ->");
+        let count = self.eval(&format!("{lookup} {MESSAGES}; _ -> 0 end.")).await;
         count.parse().unwrap_or_else(|_| panic!("messages of {queue}: {count}"))
+    }
+
+    /// Returns the number of messages in all queues that are not acknowledged, delivered or not; `None` while a queue has
+    /// no leader. Delay queues have messages that are in no other one.
+    pub async fn messages_of_all_queues(&self) -> Option<u64> {
+        let sum = format!("lists:sum([{MESSAGES} || Q <- rabbit_amqqueue:list()]).");
+        self.eval(&sum).await.parse().ok()
     }
 
     /// Freezes it (SIGSTOP): connections stay open without an answer.
@@ -248,7 +257,7 @@ impl RabbitMqServer {
         command.kill_on_drop(true).process_group(0);
         let child = command.spawn().expect("rabbitmq-server can be started");
         self.child = Some(child);
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + STARTS_WITHIN;
         while Instant::now() < deadline {
             let child = self.child.as_mut().expect("it was set");
             if child.try_wait().expect("the child is ours to wait for").is_some() {

@@ -24,7 +24,8 @@ impl BrokerFixture for Memory {
 
     async fn start() -> Self {
         let broker = MemoryBroker::default();
-        broker.set_delays_from(std::time::Duration::from_secs(2));
+        broker.set_delays_from(std::time::Duration::ZERO);
+        broker.set_delays_in_order();
         Self(broker)
     }
 

@@ -212,7 +212,7 @@ impl Context {
             for ((topic, number), _, commit) in commits {
                 let mut element = list.add_partition(topic, *number);
                 element.set_offset(Offset::Offset(commit.offset))?;
-                element.set_metadata(commit.metadata.to_string());
+                element.set_metadata(commit.metadata.text(commit.offset));
             }
             if let Err(error) = consumer.commit(&list, CommitMode::Sync) {
                 if !error.rdkafka_error_code().is_some_and(is_of_topic) {
@@ -284,7 +284,8 @@ pub(super) fn key(element: &TopicPartitionListElem<'_>) -> PartitionKey {
 pub(super) fn stored(element: &TopicPartitionListElem<'_>) -> Option<Commit> {
     let Offset::Offset(offset) = element.offset() else { return None };
     // The client panics if another program has stored bytes that are not UTF-8.
-    let metadata = catch_unwind(AssertUnwindSafe(|| CommitMetadata::parse(element.metadata())));
+    let parse = || CommitMetadata::parse(element.metadata(), offset);
+    let metadata = catch_unwind(AssertUnwindSafe(parse));
     Some(Commit { offset, metadata: metadata.unwrap_or(CommitMetadata::Unknown) })
 }
 

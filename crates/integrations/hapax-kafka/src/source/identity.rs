@@ -60,7 +60,7 @@ impl fmt::Display for RecordIdentity {
     }
 }
 
-/// The record before the next one, by which a topic that was created again is detected.
+/// The last record that was handled or received, by which a topic that was created again is detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TopicCheck {
     pub(super) offset: i64,

@@ -8,39 +8,41 @@
 //! 4. A record is delivered only after the client has reported every error of the partition before it ([`Partition::confirm`]).
 //!    After an error by which the topic may be another one ([`Partition::unverify`]), nothing is delivered or committed until
 //!    the record before the next one was fetched again, and is the same.
+//! 5. A record that was delayed is not delivered before its pause ends, and of an ordered source no later record of its
+//!    order key before it is acknowledged. Those that were delivered already are returned, and wait too; then they are
+//!    delivered one after the other. The partition takes a
+//!    record in the step that ends its delivery: at each instant it is ready, waits, or is delivered.
+
+mod limits;
+mod waiting;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use hapax_messages::{AcquiredPosition, Message};
+use tokio::time::Instant;
 
+pub(super) use self::limits::PartitionLimits;
+use self::waiting::Waiting;
 use super::identity::{RecordIdentity, Recreated, TopicCheck};
 use super::metadata::CommitMetadata;
+use super::record::NativeParts;
 use super::window::Window;
 
 /// Offsets of the first record and of the end of a log.
 pub(super) type Watermarks = (i64, i64);
 
-/// Limits of a partition.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PartitionLimits {
-    /// Unacknowledged records at which the partition pauses, and most records that a commit opens.
-    pub(super) records: usize,
-    /// Bytes of unacknowledged records at which it pauses.
-    pub(super) bytes: usize,
-    /// Records from the first unacknowledged one on, acknowledged or not, at which it pauses.
-    pub(super) uncommitted: usize,
-}
-
 /// A record that was received and not delivered, or delivered and returned.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Record {
     pub(super) message: Message,
+    pub(super) native: NativeParts,
     pub(super) bytes: usize,
     pub(super) identity: RecordIdentity,
     /// Offset after that of the record before it.
     pub(super) from: i64,
     pub(super) is_redelivery: bool,
+    pub(super) was_delayed: bool,
 }
 
 /// A record from the offset to commit on.
@@ -58,6 +60,14 @@ pub(super) struct Commit {
     pub(super) metadata: CommitMetadata,
 }
 
+impl Commit {
+    /// Returns whether it shows that records were handled, or may have been begun. That of a partition of which no record
+    /// was delivered does not.
+    pub(super) fn shows_handling(self) -> bool {
+        self.metadata != CommitMetadata::Clean { handled: None }
+    }
+}
+
 /// A partition that is assigned to this process.
 #[derive(Debug)]
 pub(super) struct Partition {
@@ -67,20 +77,20 @@ pub(super) struct Partition {
     /// Fencing token of this process, if the position is in a database.
     pub(super) fence: Option<u64>,
     offset_to_commit: i64,
-    /// Identity of the record before the offset to commit.
-    handled: Option<RecordIdentity>,
-    /// The next offset to receive.
-    next: i64,
-    /// The record before the next one, if it is known.
-    last: Option<TopicCheck>,
-    /// `next` and `last` of the records that may be delivered.
-    confirmed: (i64, Option<TopicCheck>),
+    /// The last record before the offset to commit.
+    handled: Option<TopicCheck>,
+    received: Received,
+    /// As `received`, of the records that may be delivered.
+    confirmed: Received,
+    /// Whether the age of the first record decides whether anything is committed.
+    awaits_age: bool,
     verification: Verification,
     /// The watermarks that are known.
     watermarks: Watermarks,
     /// Records from the offset to commit on, by offset.
     tracked: VecDeque<Tracked>,
     ready: BTreeMap<i64, Box<Record>>,
+    waiting: Waiting,
     unacknowledged: usize,
     /// Bytes of the unacknowledged records.
     bytes: usize,
@@ -95,6 +105,17 @@ pub(super) struct Partition {
     is_paused: bool,
     /// The record that is fetched again before the next one.
     topic_check: Option<TopicCheck>,
+}
+
+/// How far a log was received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Received {
+    /// The next offset to receive.
+    next: i64,
+    /// Offset after the last record: further ones before `next` are those of control records.
+    record_end: i64,
+    /// The last record, if it is known.
+    last: Option<TopicCheck>,
 }
 
 /// Whether the log is known to be the one whose records were received.
@@ -128,21 +149,24 @@ impl Partition {
         });
         // No process has started a record that is not in the log yet.
         let suspects = suspects.start..suspects.end.min(watermarks.1);
+        // Not one that is to be handled again, because an operator has set an earlier position.
         let handled = committed.and_then(|stored| stored.metadata.handled());
-        let last = handled.map(|expected| TopicCheck { offset: first.saturating_sub(1), expected });
+        let last = handled.filter(|it| it.offset < first);
+        let received = Received { next: first, record_end: first, last };
         Self {
             limits,
             assignment_number,
             fence: None,
             offset_to_commit: first,
-            handled,
-            next: first,
-            last,
-            confirmed: (first, last),
+            handled: last,
+            received,
+            confirmed: received,
+            awaits_age: false,
             verification: Verification::Verified,
             watermarks,
             tracked: VecDeque::new(),
             ready: BTreeMap::new(),
+            waiting: Waiting::default(),
             unacknowledged: 0,
             bytes: 0,
             delivered: 0,
@@ -155,6 +179,27 @@ impl Partition {
         }
     }
 
+    /// Commits nothing of a partition without a commit until it has received a record, whose age the caller checks.
+    pub(super) fn await_age(mut self) -> Self {
+        self.awaits_age = self.committed.is_none() && self.received.next < self.watermarks.1;
+        self
+    }
+
+    /// Returns whether a process of the group has handled records of the partition, or may have begun with some.
+    pub(super) fn has_handled(&self) -> bool {
+        self.handled.is_some() || self.committed.is_some_and(Commit::shows_handling)
+    }
+
+    /// Returns whether the age of the next record is to be checked.
+    pub(super) const fn awaits_age(&self) -> bool {
+        self.awaits_age
+    }
+
+    /// Returns the number of offsets from this one to the known end of the log.
+    pub(super) const fn offsets_from(&self, offset: i64) -> i64 {
+        self.watermarks.1.saturating_sub(offset)
+    }
+
     /// Sets the fencing token and the identity of the record before the position, which are those of a position in a
     /// database. It has no checksum; the commit has one, if it is of the same position.
     pub(super) fn with_position(mut self, position: AcquiredPosition) -> Self {
@@ -162,27 +207,29 @@ impl Partition {
         if position.is_new {
             return self;
         }
-        let committed = self.committed.filter(|it| it.offset == self.next);
-        let committed = committed.and_then(|it| it.metadata.handled());
+        // The next position is always that after a record.
+        let offset = self.received.next.saturating_sub(1);
+        let committed = self.committed.and_then(|it| it.metadata.handled());
+        let committed = committed.filter(|it| it.offset == offset);
         self.handled = position.handled_timestamp_ms.map(|timestamp_ms| {
-            let same = committed.filter(|it| it.timestamp_ms == timestamp_ms);
-            same.unwrap_or(RecordIdentity { timestamp_ms, checksum: None })
+            let same = committed.filter(|it| it.expected.timestamp_ms == timestamp_ms);
+            let expected = RecordIdentity { timestamp_ms, checksum: None };
+            same.unwrap_or(TopicCheck { offset, expected })
         });
-        let offset = self.next.saturating_sub(1);
-        self.last = self.handled.map(|expected| TopicCheck { offset, expected });
-        self.confirmed = (self.next, self.last);
-        self.topic_check = self.last.filter(|check| check.offset >= self.watermarks.0);
+        self.received.last = self.handled;
+        self.confirmed = self.received;
+        self.topic_check = self.received.last.filter(|check| check.offset >= self.watermarks.0);
         self
     }
 
     /// Returns the offset from which the partition has to be fetched.
     pub(super) fn fetch_from(&self) -> i64 {
-        self.topic_check.map_or(self.next, |check| check.offset)
+        self.topic_check.map_or(self.received.next, |check| check.offset)
     }
 
     /// Returns the next offset to receive.
     pub(super) const fn next(&self) -> i64 {
-        self.next
+        self.received.next
     }
 
     /// Adds a record that was fetched. Ignores one that was added before, and one of an unverified log.
@@ -197,17 +244,19 @@ impl Partition {
             check.check(offset, record.identity)?;
         }
         self.verification = Verification::Verified;
-        if offset < self.next {
+        if offset < self.received.next {
             return Ok(());
         }
-        self.last = Some(TopicCheck { offset, expected: record.identity });
+        self.awaits_age = false;
         record.is_redelivery |= self.suspects.contains(&offset);
-        record.from = self.next;
+        record.from = self.received.record_end;
         if self.tracked.is_empty() {
             // The offsets between are those of no records.
             self.offset_to_commit = offset;
         }
-        self.next = offset.saturating_add(1);
+        let (next, last) =
+            (offset.saturating_add(1), TopicCheck { offset, expected: record.identity });
+        self.received = Received { next, record_end: next, last: Some(last) };
         let identity = record.identity;
         self.tracked.push_back(Tracked { offset, identity, is_acknowledged: false });
         self.unacknowledged += 1;
@@ -220,7 +269,29 @@ impl Partition {
     /// Notes that the client has reported every error before the records that were added. They may be delivered.
     pub(super) fn confirm(&mut self) {
         if self.verification == Verification::Verified {
-            self.confirmed = (self.next, self.last);
+            self.confirmed = self.received;
+        }
+    }
+
+    /// Advances to an offset before which the client has returned each record. Those in between are control records, or of
+    /// aborted transactions. The client must have reported every error before that offset. Ignored while a record is
+    /// unacknowledged, or the log is unverified.
+    pub(super) fn pass(&mut self, offset: i64) {
+        if matches!(self.verification, Verification::Unverified | Verification::Requested) {
+            return;
+        }
+        // The log lacks the record that was to be fetched again.
+        self.topic_check = self.topic_check.filter(|check| check.offset >= offset);
+        if self.topic_check.is_some() || !self.tracked.is_empty() {
+            return;
+        }
+        self.verification = Verification::Verified;
+        if offset > self.received.next {
+            self.received.next = offset;
+            self.confirmed = self.received;
+            self.offset_to_commit = offset;
+            // Records that were there at the assignment may follow.
+            self.awaits_age &= offset < self.watermarks.1;
         }
     }
 
@@ -229,14 +300,15 @@ impl Partition {
     pub(super) fn unverify(&mut self) {
         self.verification = Verification::Unverified;
         self.topic_check = None;
-        (self.next, self.last) = self.confirmed;
-        while let Some(tracked) = self.tracked.back().filter(|it| it.offset >= self.next) {
+        self.received = self.confirmed;
+        let next = self.received.next;
+        while let Some(tracked) = self.tracked.back().filter(|it| it.offset >= next) {
             self.unacknowledged = self.unacknowledged.saturating_sub(1);
             let record = self.ready.remove(&tracked.offset);
             self.bytes = self.bytes.saturating_sub(record.map_or(0, |record| record.bytes));
             self.tracked.pop_back();
         }
-        self.offset_to_commit = self.offset_to_commit.min(self.next);
+        self.offset_to_commit = self.offset_to_commit.min(next);
         self.update_paused();
     }
 
@@ -266,10 +338,10 @@ impl Partition {
             Verification::Unverified | Verification::Fetched => return Ok(false),
             Verification::Requested => {}
         }
-        if !(watermarks.0..=watermarks.1).contains(&self.next) {
-            return Err(self.next);
+        if !(watermarks.0..=watermarks.1).contains(&self.received.next) {
+            return Err(self.received.next);
         }
-        self.topic_check = self.last.filter(|check| check.offset >= watermarks.0);
+        self.topic_check = self.received.last.filter(|check| check.offset >= watermarks.0);
         self.verification = match self.topic_check {
             Some(_) => Verification::Fetched,
             // Nothing is known of the log, or retention has deleted it.
@@ -283,12 +355,18 @@ impl Partition {
         if self.verification != Verification::Verified {
             return None;
         }
-        let end = self.open_end()?.min(self.confirmed.0);
-        let entry = self.ready.first_entry().filter(|entry| *entry.key() < end)?;
-        let (offset, record) = entry.remove_entry();
-        self.delivered += 1;
-        self.delivered_end = self.delivered_end.max(offset.saturating_add(1));
-        Some((offset, record))
+        let end = self.open_end()?.min(self.confirmed.next);
+        loop {
+            let entry = self.ready.first_entry().filter(|entry| *entry.key() < end)?;
+            let (offset, record) = entry.remove_entry();
+            let Some(record) = self.waiting.keep_behind(offset, record) else {
+                self.update_paused();
+                continue;
+            };
+            self.delivered += 1;
+            self.delivered_end = self.delivered_end.max(offset.saturating_add(1));
+            return Some((offset, record));
+        }
     }
 
     /// Returns a delivered record, which is delivered again.
@@ -298,24 +376,72 @@ impl Partition {
         self.ready.insert(offset, record);
     }
 
-    /// Acknowledges a delivered record of this size.
-    pub(super) fn acknowledge(&mut self, offset: i64, bytes: usize) {
+    /// Takes back a delivered record until [`end_delay`](Self::end_delay), and blocks its order key.
+    pub(super) fn delay(
+        &mut self,
+        offset: i64,
+        until: Instant,
+        mut record: Box<Record>,
+        order_key: Option<&str>,
+    ) {
+        if let Some(key) = order_key {
+            self.waiting.block(key, offset);
+        }
+        self.delivered = self.delivered.saturating_sub(1);
+        (record.is_redelivery, record.was_delayed) = (true, true);
+        self.waiting.delay(offset, until, record);
+        self.update_paused();
+    }
+
+    /// Blocks the order key of a delivered record, until it is acknowledged.
+    pub(super) fn keep_followers(&mut self, offset: i64, order_key: &str) {
+        self.waiting.block(order_key, offset);
+    }
+
+    /// Takes back a delivered record, if an earlier one blocks its order key. Returns whether there is one.
+    pub(super) fn return_behind(&mut self, offset: i64, record: &Record) -> bool {
+        if !self.waiting.follows(record.message.key.as_deref(), offset) {
+            return false;
+        }
+        let record = Record { is_redelivery: true, ..record.clone() };
+        let is_kept = self.waiting.keep_behind(offset, Box::new(record)).is_none();
+        if is_kept {
+            self.delivered = self.delivered.saturating_sub(1);
+            self.update_paused();
+        }
+        is_kept
+    }
+
+    /// Ends the pause of a record, which is delivered again. Does nothing if it was not taken back.
+    pub(super) fn end_delay(&mut self, offset: i64, until: Instant) {
+        if let Some(record) = self.waiting.end_delay(offset, until) {
+            self.ready.insert(offset, record);
+            self.update_paused();
+        }
+    }
+
+    /// Acknowledges a delivered record of this size. Returns whether one waited for it, which may be delivered.
+    pub(super) fn acknowledge(&mut self, offset: i64, bytes: usize) -> bool {
         let at = self.tracked.partition_point(|it| it.offset < offset);
         let Some(tracked) = self.tracked.get_mut(at).filter(|it| it.offset == offset) else {
-            return;
+            return false;
         };
         if std::mem::replace(&mut tracked.is_acknowledged, true) {
-            return;
+            return false;
         }
         self.delivered = self.delivered.saturating_sub(1);
         self.unacknowledged = self.unacknowledged.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
+        let unblocked = self.waiting.unblock(offset);
+        let has_unblocked = unblocked.is_some();
+        self.ready.extend(unblocked);
         while let Some(first) = self.tracked.front().filter(|it| it.is_acknowledged) {
             self.offset_to_commit = first.offset.saturating_add(1);
-            self.handled = Some(first.identity);
+            self.handled = Some(TopicCheck { offset: first.offset, expected: first.identity });
             self.tracked.pop_front();
         }
         self.update_paused();
+        has_unblocked
     }
 
     /// Returns whether every record that was received is acknowledged.
@@ -361,11 +487,15 @@ impl Partition {
         }
     }
 
-    /// Returns the commit to send; `None` if the broker has it, or the log is unverified.
+    /// Returns the commit to send; `None` if the broker has it, the log is unverified, or the age of the first record is not
+    /// known.
     pub(super) fn commit(&self) -> Option<Commit> {
         let wanted = self.wanted();
-        (self.verification == Verification::Verified && self.committed != Some(wanted))
-            .then_some(wanted)
+        (self.may_commit() && self.committed != Some(wanted)).then_some(wanted)
+    }
+
+    fn may_commit(&self) -> bool {
+        self.verification == Verification::Verified && !self.awaits_age
     }
 
     fn wanted(&self) -> Commit {
@@ -398,8 +528,7 @@ impl Partition {
             }
         };
         let last = Commit { offset: self.offset_to_commit, metadata };
-        (self.verification == Verification::Verified && self.committed != Some(last))
-            .then_some(last)
+        (self.may_commit() && self.committed != Some(last)).then_some(last)
     }
 
     /// Notes that the broker has confirmed a commit.
@@ -414,22 +543,6 @@ impl Partition {
     /// Ends an interval of the [`Window`].
     pub(super) fn end_interval(&mut self) {
         self.window.end_interval(self.delivered_end, self.delivered);
-    }
-
-    /// Returns whether no further records are read: from the time at which the partition reaches a limit until it is
-    /// below seven eighths of each. So the polling thread is not woken after each acknowledgement, and messages that a
-    /// consumer holds for their next attempts stop the other keys of the partition only if they nearly reach a limit.
-    /// The record by which the log is verified is read at a limit too: it is not added, and without it nothing is delivered.
-    pub(super) fn is_paused(&self) -> bool {
-        self.is_paused && self.verification != Verification::Fetched
-    }
-
-    fn update_paused(&mut self) {
-        let PartitionLimits { records, bytes, uncommitted } = self.limits;
-        let bound = |limit: usize| if self.is_paused { limit - limit / 8 } else { limit };
-        self.is_paused = self.unacknowledged >= bound(records)
-            || self.bytes >= bound(bytes)
-            || self.tracked.len() >= bound(uncommitted);
     }
 }
 

@@ -1,11 +1,15 @@
 //! The thread that polls the client. Nothing else polls it, and neither handlers nor requests delay it.
 
+mod checks;
+
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 use std::thread::park_timeout;
 use std::time::Duration;
 
+use hapax_core::{Clock as _, SystemClock};
+use hapax_messages::Message;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -16,10 +20,11 @@ use tokio::time::Instant;
 
 use super::context::{Context, RETRY, assign, fetched, is_of_topic};
 use super::events::{Event, Events};
+use super::is_missing;
 use super::partition::{Partition, Watermarks};
 use super::record::{Origin, record};
 use super::requests::Requests;
-use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared};
+use super::state::{PartitionKey, PollSettings, Resolved, Shared};
 
 /// Longest wait before a poll, unless [`Shared::wake_poller`] ends it.
 const POLL: Duration = Duration::from_millis(100);
@@ -30,9 +35,6 @@ const BATCH: usize = 64;
 /// Longest time for which partitions that can be fetched wait for others, whose first offsets are being
 /// requested: each change of the assignment drops records that the client has fetched.
 const FETCH_TOGETHER: Duration = Duration::from_secs(1);
-
-/// Pause between two requests of watermarks.
-const CHECK_WATERMARKS_EVERY: Duration = Duration::from_secs(1);
 
 /// Time of consecutive failed commits after which the source reports an error. Commits also fail during a
 /// rebalance.
@@ -81,6 +83,7 @@ pub(super) struct Poller {
     /// Whether they are being requested.
     is_checking_watermarks: bool,
     check_broker_at: Instant,
+    check_missing_at: Instant,
     check_owner_at: Instant,
     /// Time at which the watermarks of all partitions are requested.
     check_all_at: Instant,
@@ -126,6 +129,7 @@ impl Poller {
             watermarks_checked_at: None,
             is_checking_watermarks: false,
             check_broker_at: check_at,
+            check_missing_at: check_at,
             check_owner_at: check_at,
             check_all_at: check_at,
         }
@@ -141,6 +145,7 @@ impl Poller {
             self.resolve_partitions();
             self.commit();
             self.check_broker();
+            self.check_missing();
             self.check_owner();
         }
         self.leave();
@@ -248,12 +253,6 @@ impl Poller {
         }
     }
 
-    /// Requests the watermarks of unverified logs, at most once in an interval.
-    fn schedule_check(&mut self) {
-        let earliest = self.watermarks_checked_at.map(|at| at + CHECK_WATERMARKS_EVERY);
-        self.check_watermarks_at = Some(earliest.unwrap_or_else(Instant::now));
-    }
-
     /// Reads up to [`BATCH`] records of a partition, until it is paused. Returns their number.
     fn read(&mut self, key: &PartitionKey, queue: &PartitionQueue<Context>) -> usize {
         let mut is_paused = self.shared.lock().is_paused(key);
@@ -290,6 +289,28 @@ impl Poller {
         if message.offset() < partition.fetch_from() {
             return false;
         }
+        let retention = self.consumer.context().settings.retention;
+        if let Some(retention) = retention.filter(|_| partition.awaits_age())
+            && record.message.age(SystemClock.now()) > retention
+        {
+            let (key, records) = (&origin.key, partition.offsets_from(message.offset()));
+            let found = too_old(message.offset(), &record.message, retention, records);
+            // In both cases the partition is removed: the client has returned the record, which must not count as passed.
+            if state.is_in_use(key) {
+                let cause = format!("{found}: {remedy}, or set a longer retention");
+                state.stop(key.clone(), cause);
+                self.must_assign = true;
+                return false;
+            }
+            state.partitions.remove(key);
+            drop(state);
+            self.shared.end_too_old(format!(
+                "the partition {} of {}: {found}: begin at a later time or at the end of the log, or set a longer \
+                 retention",
+                key.1, key.0
+            ));
+            return false;
+        }
         if let Err(recreated) = partition.accept(message.offset(), record) {
             let cause = format!("{recreated}; {remedy}, so that its records are handled");
             state.stop(origin.key.clone(), cause);
@@ -323,43 +344,37 @@ impl Poller {
                 // The loss of the assignment follows.
                 | RDKafkaErrorCode::PollExceeded,
             ) => tracing::debug!(%error, "a Kafka client reports an error"),
+            // The client goes on after a batch whose checksum is wrong.
+            Some(RDKafkaErrorCode::BadMessage) if key.is_some() => {
+                if let Some(key) = key {
+                    self.stop_corrupt(key);
+                }
+            }
             code => {
                 if code.is_some_and(is_of_topic) {
                     self.shared.lock().unverify(topic, number);
+                }
+                // The warning at the start and `missing_topics` name them.
+                if key.is_none() && code.is_some_and(is_missing) && self.lacks_topics() {
+                    return tracing::debug!(%error, "a topic does not exist yet");
                 }
                 self.shared.fail(format!("expected records, found an error: {error}"));
             }
         }
     }
 
-    /// Checks that a broker answers, if no record came for a time: the client reports no broker that
-    /// accepts connections and does not answer.
-    fn check_broker(&mut self) {
-        let now = Instant::now();
-        if now >= self.check_broker_at {
-            // Later than the last check has ended.
-            let settings = self.settings();
-            self.check_broker_at = now + settings.idle_check_after.max(settings.request_timeout);
-            self.requests.check_broker(self.topic.clone());
-        }
-    }
-
-    /// Checks whether this process still owns the positions of partitions without records.
-    fn check_owner(&mut self) {
-        let now = Instant::now();
-        if now < self.check_owner_at {
-            return;
-        }
-        self.check_owner_at = now + self.settings().idle_check_after;
-        let state = self.shared.lock();
-        let idle = state.partitions.iter().filter(|(_, partition)| partition.is_idle());
-        let idle =
-            idle.filter_map(|(key, it)| Some((key.clone(), it.assignment_number, it.fence?)));
-        let idle: Vec<_> = idle.collect();
-        drop(state);
-        if !idle.is_empty() {
-            self.requests.check_owner(idle);
-        }
+    /// Stops a partition of which the client has left out records, whose offsets must not count as passed.
+    fn stop_corrupt(&mut self, key: &PartitionKey) {
+        let remedy = self.settings().remedy();
+        let mut state = self.shared.lock();
+        let Some(partition) = state.partitions.get(key) else { return };
+        let cause = format!(
+            "expected records with the checksums of their batches from the offset {} on, found others: restore the log, or \
+             {remedy} to the one after the batch",
+            partition.next()
+        );
+        state.stop(key.clone(), cause);
+        self.must_assign = true;
     }
 
     /// Requests the first offsets of assigned partitions, and fetches those whose first offset is known.
@@ -399,6 +414,10 @@ impl Poller {
                     committed,
                     watermarks,
                 );
+                let partition = match settings.retention {
+                    Some(_) => partition.await_age(),
+                    None => partition,
+                };
                 let partition = match position {
                     Some(position) => partition.with_position(position),
                     None => partition,
@@ -407,80 +426,6 @@ impl Poller {
             }
         }
         self.assign();
-    }
-
-    /// Checks logs: stops the partitions whose next record is not in an unverified log, and fetches the record before it
-    /// again from the others. From time to time, looks whether the start or end of any log is before the known one.
-    fn check_watermarks(&mut self) {
-        let now = Instant::now();
-        let result = self.shared.lock().watermarks.take();
-        let Some(CheckedWatermarks { checked, unanswered }) = result else {
-            if !self.is_checking_watermarks {
-                self.request_watermarks(now);
-            }
-            return;
-        };
-        self.is_checking_watermarks = false;
-        self.retry_unverified(unanswered, now);
-        let remedy = self.settings().remedy();
-        let mut state = self.shared.lock();
-        let mut must_assign = false;
-        for (key, assignment_number, watermarks) in checked {
-            let Some(partition) = state.owned(&key, assignment_number) else { continue };
-            let was_unverified = !partition.is_verified();
-            match partition.end_check(watermarks) {
-                Ok(true) => state.unverify(Some(&key.0), Some(key.1)),
-                Ok(false) => must_assign |= was_unverified,
-                Err(next) => {
-                    let cause = outside(next, watermarks, remedy);
-                    state.stop(key, cause.unwrap_or_default());
-                    must_assign = true;
-                }
-            }
-        }
-        drop(state);
-        if must_assign {
-            self.assign();
-        }
-    }
-
-    /// Requests the watermarks of unverified logs again whose leaders have not answered, and reports that.
-    fn retry_unverified(&mut self, unanswered: Vec<(PartitionKey, u64, KafkaError)>, now: Instant) {
-        let mut state = self.shared.lock();
-        let is_unverified = |(key, number, _): &(PartitionKey, u64, KafkaError)| {
-            state.owned(key, *number).is_some_and(|partition| !partition.is_verified())
-        };
-        let unverified: Vec<_> = unanswered.into_iter().filter(is_unverified).collect();
-        drop(state);
-        let Some(((topic, number), _, error)) = unverified.first() else { return };
-        self.check_watermarks_at = Some(now + CHECK_WATERMARKS_EVERY);
-        self.shared.fail(format!(
-            "expected the first and last offsets of all partitions, found {} errors, the first one: partition \
-             {number} of {topic}: {error}: they are requested again",
-            unverified.len()
-        ));
-    }
-
-    /// Requests the watermarks of unverified logs, or from time to time of all, if that is due.
-    fn request_watermarks(&mut self, now: Instant) {
-        let is_due = self.check_watermarks_at.is_some_and(|at| at <= now);
-        let is_periodic = now >= self.check_all_at;
-        if !is_due && !is_periodic {
-            return;
-        }
-        let mut state = self.shared.lock();
-        let due = state.partitions.iter_mut().filter_map(|(key, partition)| {
-            (partition.begin_check() || is_periodic)
-                .then(|| (key.clone(), partition.assignment_number))
-        });
-        let requested: Vec<_> = due.collect();
-        drop(state);
-        (self.check_watermarks_at, self.watermarks_checked_at) = (None, Some(now));
-        self.check_all_at = now + self.settings().idle_check_after;
-        if !requested.is_empty() {
-            self.is_checking_watermarks = true;
-            self.requests.check_watermarks(requested);
-        }
     }
 
     /// Fetches all partitions from their next records, each into a queue of its own. Drops the records that the
@@ -562,6 +507,11 @@ impl Poller {
             return;
         }
         let is_due = now >= self.commit_at;
+        if is_due && state.partitions.values().any(Partition::is_idle) {
+            drop(state);
+            self.pass_control_records();
+            state = self.shared.lock();
+        }
         let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.opens_records());
         let wanted =
             wanted.filter_map(|(key, it)| Some((key.clone(), it.assignment_number, it.commit()?)));
@@ -581,6 +531,17 @@ impl Poller {
 fn waker(shared: &Arc<Shared>) -> impl Fn() + Send + Sync + use<> {
     let shared = Arc::clone(shared);
     move || shared.wake_poller()
+}
+
+/// Returns what was found of a record that is older than the retention of ids, in a partition without a committed offset,
+/// with the number of the offsets from it on.
+fn too_old(offset: i64, message: &Message, retention: Duration, records: i64) -> String {
+    let at = message.published_at.unwrap_or_default();
+    format!(
+        "expected records within the retention of ids ({} s) for a group without a committed offset, found the record \
+         {offset} of {at}, one of up to {records}, of which each older one would become a dead letter",
+        retention.as_secs()
+    )
 }
 
 /// Returns why an offset cannot be fetched, if it is outside of the log.

@@ -11,6 +11,29 @@ use rdkafka::message::{BorrowedMessage, Headers as _, Message as _, Timestamp as
 use super::identity::RecordIdentity;
 use super::partition::Record;
 use super::state::PartitionKey;
+use crate::native::{NativeRecord, order_key};
+
+/// Parts of the [native form](NativeRecord) that the message of a record has not.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(super) struct NativeParts {
+    /// The key, if the order key of the message is another text.
+    key: Option<Bytes>,
+    has_null_value: bool,
+    null_headers: Vec<usize>,
+}
+
+impl NativeParts {
+    /// Returns the native form of the record of a message in a partition.
+    pub(super) fn of(&self, message: &Message, partition: i32) -> NativeRecord {
+        let text = || message.key.as_ref().map(|key| Bytes::copy_from_slice(key.as_bytes()));
+        NativeRecord {
+            partition,
+            key: self.key.clone().or_else(text),
+            has_null_value: self.has_null_value,
+            null_headers: self.null_headers.clone(),
+        }
+    }
+}
 
 /// Partition of a record, with the texts that all of its records share.
 #[derive(Clone, Debug)]
@@ -54,35 +77,30 @@ pub(super) fn record(borrowed: &BorrowedMessage<'_>, origin: &Origin) -> Record 
     if let Some(key) = borrowed.key() {
         message = message.with_key(order_key(key));
     }
-    message.headers = headers(borrowed);
-    let (bytes, identity) = (message.bytes(), RecordIdentity::of(&message, timestamp_ms));
-    Record { message, bytes, identity, from: borrowed.offset(), is_redelivery: false }
+    let null_headers;
+    (message.headers, null_headers) = headers(borrowed);
+    let text = message.key.as_deref().map(str::as_bytes);
+    // Few keys are not what the message has.
+    let key = borrowed.key().filter(|key| text != Some(*key)).map(Bytes::copy_from_slice);
+    let bytes = message.bytes() + key.as_ref().map_or(0, Bytes::len);
+    let identity = RecordIdentity::of(&message, timestamp_ms);
+    let has_null_value = borrowed.payload().is_none();
+    let native = NativeParts { key, has_null_value, null_headers };
+    Record { message, native, bytes, identity, from: borrowed.offset(), ..Record::default() }
 }
 
-/// Prefix of an order key in base 16.
-const BASE16: &str = "base16:";
-
-/// Returns the order key of a record's key. Different keys have different order keys.
-fn order_key(key: &[u8]) -> String {
-    match std::str::from_utf8(key) {
-        // A database would not store a zero byte.
-        Ok(text) if !text.contains('\0') && !text.starts_with(BASE16) => text.to_owned(),
-        _ => {
-            let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-            format!("{BASE16}{hex}")
-        }
-    }
-}
-
-/// Returns the headers whose names are UTF-8. The client panics at another name, and has no function
-/// that reads its bytes.
-fn headers(borrowed: &BorrowedMessage<'_>) -> Vec<(String, Bytes)> {
-    let Some(headers) = borrowed.headers() else { return Vec::new() };
-    let mut found = Vec::with_capacity(headers.count());
+/// Returns the headers whose names are UTF-8, and the indices of those without a value. The client panics at another
+/// name, and has no function that reads its bytes.
+fn headers(borrowed: &BorrowedMessage<'_>) -> (Vec<(String, Bytes)>, Vec<usize>) {
+    let Some(headers) = borrowed.headers() else { return (Vec::new(), Vec::new()) };
+    let (mut found, mut nulls) = (Vec::with_capacity(headers.count()), Vec::new());
     for index in 0..headers.count() {
         // Nothing is changed before the panic.
         match catch_unwind(AssertUnwindSafe(|| headers.try_get(index))) {
             Ok(Some(header)) => {
+                if header.value.is_none() {
+                    nulls.push(found.len());
+                }
                 let value = Bytes::copy_from_slice(header.value.unwrap_or_default());
                 found.push((header.key.to_owned(), value));
             }
@@ -95,18 +113,5 @@ fn headers(borrowed: &BorrowedMessage<'_>) -> Vec<(String, Bytes)> {
             ),
         }
     }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_that_are_not_utf8_stay_different() {
-        assert_eq!(order_key("ä 1".as_bytes()), "ä 1");
-        assert_eq!(order_key(&[0xff, 0]), "base16:ff00");
-        assert_ne!(order_key(b"a\0"), order_key(b"a"));
-        assert_ne!(order_key(b"base16:ff"), order_key(b"\xff"));
-    }
+    (found, nulls)
 }

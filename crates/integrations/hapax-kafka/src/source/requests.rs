@@ -5,9 +5,10 @@ use std::error::Error as _;
 use std::sync::{Arc, Weak};
 
 use futures_util::stream::{self, StreamExt as _};
+use hapax_core::Timestamp;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::runtime::Handle;
 
 use super::KafkaStartAt;
@@ -30,6 +31,8 @@ pub(super) struct Requests {
     runtime: Handle,
     /// Locked while owners are checked.
     owner_check: Arc<tokio::sync::Mutex<()>>,
+    /// Locked while missing topics are looked for.
+    missing_check: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Partitions whose first offsets are being requested. Those that are left when it is dropped, because a store
@@ -97,6 +100,7 @@ impl Requests {
             settings: Arc::new(context.settings.clone()),
             runtime,
             owner_check: Arc::default(),
+            missing_check: Arc::default(),
         }
     }
 
@@ -164,12 +168,18 @@ impl Requests {
         });
     }
 
-    /// Requests the commits that the brokers have of partitions.
+    /// Requests the commits that the brokers have of partitions. Also notes whether the group has handled records of others,
+    /// if that decides about records that are too old.
     async fn committed(
         &self,
         keys: Vec<PartitionKey>,
     ) -> Vec<(PartitionKey, Result<Option<Commit>, String>)> {
-        let (timeout, requested) = (self.settings.request_timeout, keys.clone());
+        let (timeout, mut requested) = (self.settings.request_timeout, keys.clone());
+        if self.settings.retention.is_some() {
+            let state = self.shared.lock();
+            let others = state.partitions_at_start().filter(|key| !keys.contains(key));
+            requested.extend(others);
+        }
         let committed = self.call(move |consumer| {
             let mut list = TopicPartitionList::with_capacity(requested.len());
             for (topic, number) in &requested {
@@ -184,6 +194,11 @@ impl Requests {
             Ok(committed.collect::<BTreeMap<_, _>>())
         });
         let mut committed = committed.await.map_err(|error| error.to_string());
+        if let Ok(committed) = &committed {
+            let mut found = committed.values().filter_map(|it| it.as_ref().ok().copied().flatten());
+            let has_handled = found.any(Commit::shows_handling);
+            self.shared.lock().group_has_handled |= has_handled;
+        }
         let of = |key: PartitionKey| {
             let found = match &mut committed {
                 Ok(committed) => committed.remove(&key),
@@ -199,6 +214,28 @@ impl Requests {
         self.call(move |consumer| consumer.fetch_watermarks(&topic, number, timeout)).await
     }
 
+    /// Requests the offset of the first record at or after a time; `None` if there is none.
+    async fn offset_at(
+        &self,
+        (topic, number): &PartitionKey,
+        at: Timestamp,
+    ) -> KafkaResult<Option<i64>> {
+        let (topic, number, timeout) = (topic.clone(), *number, self.settings.request_timeout);
+        let millis = i64::try_from(at.as_micros().div_ceil(1000)).unwrap_or(i64::MAX);
+        self.call(move |consumer| {
+            let mut list = TopicPartitionList::new();
+            list.add_partition_offset(&topic, number, Offset::Offset(millis))?;
+            let list = consumer.offsets_for_times(list, timeout)?;
+            let Some(found) = list.find_partition(&topic, number) else { return Ok(None) };
+            found.error()?;
+            Ok(match found.offset() {
+                Offset::Offset(offset) => Some(offset),
+                _ => None,
+            })
+        })
+        .await
+    }
+
     async fn resolve_partition(
         &self,
         number: u64,
@@ -211,10 +248,16 @@ impl Requests {
             return Err(ENDED.to_owned());
         }
         let watermarks = self.watermarks(key).await.map_err(text)?;
+        let is_added = self.shared.lock().is_added(key);
         let first = match (committed, self.settings.start_at) {
             (Some(committed), _) => committed.offset,
             (None, KafkaStartAt::Earliest) => watermarks.0,
+            // Records that are there already were published while this process ran.
+            (None, KafkaStartAt::Latest) if is_added => watermarks.0,
             (None, KafkaStartAt::Latest) => watermarks.1,
+            (None, KafkaStartAt::Time(at)) => {
+                self.offset_at(key, at).await.map_err(text)?.unwrap_or(watermarks.1)
+            }
         };
         let key = key.clone();
         let Some(positions) = &self.settings.positions else {
@@ -272,6 +315,26 @@ impl Requests {
             }
             this.shared.lock().watermarks = Some(checked);
             this.shared.wake_poller();
+        });
+    }
+
+    /// Looks for topics that did not exist. One check is in progress at a time.
+    pub(super) fn check_missing(&self, topics: Vec<String>) {
+        let Ok(checking) = Arc::clone(&self.missing_check).try_lock_owned() else { return };
+        let (this, timeout) = (self.clone(), self.settings.request_timeout);
+        self.runtime.spawn(async move {
+            for topic in topics {
+                let requested = topic.clone();
+                let found = this.call(move |consumer| {
+                    let metadata = consumer.fetch_metadata(Some(&requested), timeout)?;
+                    Ok(super::partitions(&metadata, &requested).is_ok())
+                });
+                if matches!(found.await, Ok(true)) {
+                    tracing::info!(topic, "a topic that did not exist is there");
+                    this.shared.lock().missing_topics.retain(|it| *it != topic);
+                }
+            }
+            drop(checking);
         });
     }
 

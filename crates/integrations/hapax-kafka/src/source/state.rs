@@ -27,7 +27,7 @@ pub(super) struct Shared {
     poller: OnceLock<Thread>,
     /// Signals the polling thread, which waits in a callback, that the last delivery of a partition, or a
     /// commit, has ended.
-    ended: Condvar,
+    pub(super) ended: Condvar,
     /// Notifies those who [wait](Shared::wait).
     changed: Notify,
 }
@@ -50,6 +50,14 @@ pub(super) struct State {
     pub(super) resolved: Vec<Resolved>,
     /// Partitions that are not received, and why.
     pub(super) stopped: BTreeMap<PartitionKey, String>,
+    /// Numbers of the partitions that topics had when the source was started.
+    pub(super) topics_at_start: BTreeMap<String, i32>,
+    /// Topics that did not exist when they were last looked for.
+    pub(super) missing_topics: Vec<String>,
+    /// Whether the group had handled records when commits were requested.
+    pub(super) group_has_handled: bool,
+    /// The error of records that are older than the retention, which has ended the source.
+    pub(super) too_old: Option<String>,
     /// Number of the last assignment.
     pub(super) assignment_number: u64,
     /// Nothing is delivered while partitions are being revoked.
@@ -60,6 +68,8 @@ pub(super) struct State {
     pub(super) is_committing: bool,
     /// Result of the last commit, until the polling thread reads it.
     pub(super) commit_result: Option<KafkaResult<()>>,
+    /// Whether a pause has ended because records wait that no longer count.
+    has_resumed: bool,
     /// Whether a log is unverified, whose watermarks are to be requested.
     has_unverified: bool,
     /// Partitions that were stopped, and that the client still fetches.
@@ -173,6 +183,17 @@ impl Shared {
         self.close();
     }
 
+    /// Ends the source because of records that are older than the retention.
+    pub(super) fn end_too_old(&self, error: String) {
+        let mut state = self.lock();
+        if state.too_old.is_some() {
+            return;
+        }
+        state.too_old = Some(error.clone());
+        drop(state);
+        self.end(error);
+    }
+
     /// Waits until no delivery is left, or for the time. Returns whether none is left.
     pub(super) fn wait_drained(&self, time: Duration) -> bool {
         let state = self.lock();
@@ -211,10 +232,13 @@ impl Shared {
         let mut state = self.lock();
         let Some(partition) = state.owned(key, assignment_number) else { return false };
         let was_paused = partition.is_paused();
-        partition.acknowledge(offset, bytes);
+        let has_unblocked = partition.acknowledge(offset, bytes);
         let was_last = partition.delivered() == 0;
         let is_resumed = was_paused && !partition.is_paused();
         drop(state);
+        if has_unblocked {
+            self.notify_waiting();
+        }
         // Each is a system call: only the last delivery and the end of a pause cause one.
         if was_last {
             self.ended.notify_all();
@@ -337,9 +361,34 @@ impl State {
         self.unresolved.is_empty() && self.resolving.is_empty() && self.resolved.is_empty()
     }
 
+    /// Returns whether a partition was added after the source was started.
+    pub(super) fn is_added(&self, (topic, number): &PartitionKey) -> bool {
+        self.topics_at_start.get(&**topic).is_none_or(|count| number >= count)
+    }
+
+    /// Returns the partitions that existed when the source was started.
+    pub(super) fn partitions_at_start(&self) -> impl Iterator<Item = PartitionKey> {
+        self.topics_at_start.iter().flat_map(|(topic, count)| {
+            let topic: Arc<str> = topic.as_str().into();
+            (0..*count).map(move |number| (Arc::clone(&topic), number))
+        })
+    }
+
+    /// Returns whether the group is not new for a partition, which was added, or others of which were handled.
+    pub(super) fn is_in_use(&self, key: &PartitionKey) -> bool {
+        self.is_added(key)
+            || self.group_has_handled
+            || self.partitions.values().any(Partition::has_handled)
+    }
+
     /// Returns whether a partition is paused; false if it is not fetched.
     pub(super) fn is_paused(&self, key: &PartitionKey) -> bool {
         self.partitions.get(key).is_some_and(Partition::is_paused)
+    }
+
+    /// Returns whether the polling thread is needed after deliveries: to end a pause, or for a commit that opens records.
+    pub(super) fn take_needs_poller(&mut self) -> bool {
+        std::mem::take(&mut self.has_resumed) | self.opens_records()
     }
 
     /// Returns whether the polling thread can send a commit that opens records.
@@ -440,7 +489,10 @@ impl State {
                     return true;
                 }
                 let Some(partition) = self.partitions.get_mut(key) else { return false };
-                let Some((offset, record)) = partition.deliver() else { return false };
+                let was_paused = partition.is_paused();
+                let next = partition.deliver();
+                self.has_resumed |= was_paused && !partition.is_paused();
+                let Some((offset, record)) = next else { return false };
                 let (assignment_number, fence) = (partition.assignment_number, partition.fence);
                 delivered.push(Delivered {
                     key: key.clone(),
@@ -464,6 +516,7 @@ impl State {
 pub(super) struct PollSettings {
     pub(super) limits: PartitionLimits,
     pub(super) start_at: super::KafkaStartAt,
+    pub(super) retention: Option<Duration>,
     pub(super) commit_every: Duration,
     pub(super) drain_for: Duration,
     pub(super) idle_check_after: Duration,
@@ -498,7 +551,12 @@ mod tests {
         shared.set_poller();
         let open = CommitMetadata::Open { end: 1, handled: None };
         let committed = Some(Commit { offset: 0, metadata: open });
-        let limits = PartitionLimits { records: 1, bytes: usize::MAX, uncommitted: usize::MAX };
+        let limits = PartitionLimits {
+            records: 1,
+            bytes: usize::MAX,
+            uncommitted: usize::MAX,
+            waiting: usize::MAX,
+        };
         let mut partition = Partition::new(limits, 1, 0, committed, (0, 0));
         let message = Message::new("kafka://orders", "x");
         partition.accept(0, Box::new(Record { message, bytes: 1, ..Record::default() })).unwrap();

@@ -19,8 +19,8 @@ use super::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
 use super::slots::Slots;
 use super::{BatchError, BatchInbox, BatchItem, EntryState};
 use crate::consumer::{
-    ConsumerStats, Counters, MemoryBudget, Slot, acquire_all, check_delivery_limit, drain,
-    note_ended, until_ended,
+    ConsumerStats, Counters, MemoryBudget, Slot, Waits, acquire_all, check_delivery_limit, drain,
+    note_ended,
 };
 use crate::dead_letter::{DeadLetter, DeadLetterReason, MISMATCH, identify};
 use crate::failures::FailureLog;
@@ -38,6 +38,9 @@ const AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// Pause before a message whose id an open transaction has inserted is tried again.
 const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Messages that were tried before and wait for all transactions at a time. Batches go between two of them.
+const ALONE: usize = 1;
 
 /// Times that a transaction which the database aborted is run again at once.
 const RERUNS: u32 = 3;
@@ -72,6 +75,7 @@ struct BatchState {
     transactions: Arc<Semaphore>,
     slots: Slots,
     memory: Arc<MemoryBudget>,
+    waits: Waits,
     database_is_up: watch::Sender<bool>,
     /// Time of the last call of the database.
     database_called_at: Mutex<Instant>,
@@ -125,17 +129,21 @@ impl BatchConsumer {
         let mut max_unacknowledged = of_source
             .max_unacknowledged
             .map_or(limits.max_unacknowledged, |it| it.min(limits.max_unacknowledged));
-        let mut max_bytes = limits.max_unacknowledged_bytes;
+        let (mut places, mut max_bytes) =
+            (limits.max_unacknowledged, limits.max_unacknowledged_bytes);
         if has_positions {
             // The source limits each partition, so that one which waits delays no other.
             (max_unacknowledged, max_bytes) = (NonZeroUsize::MAX, NonZeroUsize::MAX);
+            places = NonZeroUsize::MAX;
         }
         let transactions = limits.transactions.get().min(Semaphore::MAX_PERMITS);
+        let memory = MemoryBudget::new(max_bytes);
         let shared = BatchState {
             hold_every: of_source.hold_every,
             transactions: Arc::new(Semaphore::new(transactions)),
             slots: Slots::new(&limits, max_unacknowledged),
-            memory: MemoryBudget::new(max_bytes),
+            waits: Waits::new(ALONE, places, attempts.longest_pause, &memory, &of_source),
+            memory,
             has_positions,
             inbox,
             source,
@@ -178,8 +186,10 @@ impl BatchConsumer {
                 _ => retention.watch(shared.source.limits(), || shared.counters.stored()).await,
             }
         };
+        let (consumer, counters) = (shared.inbox.consumer(), &shared.counters);
         tokio::select! {
             never = watching => match never {},
+            never = shared.waits.watch(consumer, counters, &*shared.source) => match never {},
             never = shared.purge() => match never {},
             () = shutdown => {}
             () = shared.receive(&mut tasks) => {}
@@ -202,9 +212,12 @@ impl BatchMonitor {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        let stats = self.shared.counters.read(&self.shared.memory);
-        let without_id = self.shared.first_ids.as_ref().map_or(0, FirstIds::without);
-        ConsumerStats { store_is_down: !*self.shared.database_is_up.borrow(), without_id, ..stats }
+        let BatchState { counters, memory, waits, source, first_ids, database_is_up, .. } =
+            &*self.shared;
+        let without_id = first_ids.as_ref().map_or(0, FirstIds::without);
+        let store_is_down = !*database_is_up.borrow();
+        let stats = ConsumerStats { store_is_down, without_id, ..counters.read(memory) };
+        waits.read(stats, counters, &**source)
     }
 
     /// Waits until the rules for ids count as wrong, and returns the error of the messages: none of the first ones has
@@ -299,6 +312,7 @@ impl BatchState {
                     continue;
                 }
             };
+            // Of a redriven message too: a copy of it may be delivered after its id was removed.
             let is_old = self.is_too_old(&delivery);
             let is_suspect = delivery.is_redelivery();
             let item = BatchItem::new(id, delivery).redriven_from(dead_letter).with_slot(slot);
@@ -345,21 +359,6 @@ impl BatchState {
         }
     }
 
-    /// Pauses before the next attempt of a message. Returns false if the consumer drains, or if the delivery has
-    /// ended and the database has what the next owner needs.
-    async fn pause_before(
-        &self,
-        item: &BatchItem,
-        attempt_state: &AttemptState,
-        pause: Duration,
-    ) -> bool {
-        tokio::select! {
-            biased;
-            () = until_ended(&*item.delivery), if attempt_state.may_end() => false,
-            continues = self.pause(pause) => continues,
-        }
-    }
-
     async fn permits(&self, all: bool) -> Option<OwnedSemaphorePermit> {
         let mut draining = self.is_draining.subscribe();
         let acquire = async {
@@ -386,15 +385,15 @@ impl BatchState {
         self.holding(held, work).await;
     }
 
-    async fn retry(&self, Retry { item, pause, attempt_state }: Retry) {
-        if self.pause_before(&item, &attempt_state, pause).await {
-            self.deliver_single(item, false, attempt_state).await;
-        }
-    }
-
     async fn drive_single(self: Arc<Self>, item: BatchItem, is_old: bool) {
         let held = vec![Arc::downgrade(&item.delivery)];
-        self.holding(held, self.deliver_single(item, is_old, AttemptState::default())).await;
+        let work = async {
+            let (consumer, may_delay) = (self.inbox.consumer(), !self.has_positions);
+            let admitted = self.waits.admit(&item.delivery, may_delay, consumer, &self.counters);
+            let Ok(retry) = admitted.await else { return };
+            self.deliver_single(item, is_old, AttemptState::default(), retry).await;
+        };
+        self.holding(held, work).await;
     }
 
     async fn drive_unhandled(
@@ -538,6 +537,7 @@ impl BatchState {
         let consumer = self.inbox.consumer();
         let mut dead_letter =
             DeadLetter::new(consumer, id, message.clone(), reason, error, self.clock.now())
+                .native(delivery.native())
                 .attempts(attempts)
                 .first_at(first_at);
         if !self.source.limits().has_order_keys || !self.has_positions {

@@ -33,9 +33,19 @@ impl MemoryBudget {
         Arc::new(Self { limit, used: watch::Sender::new(0), expected })
     }
 
+    /// Returns the limit in bytes.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit.get()
+    }
+
     /// Returns the bytes of the messages in memory.
     pub(crate) fn used(&self) -> usize {
         *self.used.borrow()
+    }
+
+    /// Returns whether nothing is received because of the bytes in memory.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.used() >= self.limit.get()
     }
 
     /// Waits until the budget is not used up. Returns the number of messages to receive, at most `max`.

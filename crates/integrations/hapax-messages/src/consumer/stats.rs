@@ -14,7 +14,7 @@ use crate::inbox::{Finish, HoldCause};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ConsumerStats {
-    /// Messages that were received.
+    /// Messages that were received. One that was returned to the source counts each time.
     pub received: u64,
     /// Messages that were handled.
     pub handled: u64,
@@ -28,6 +28,16 @@ pub struct ConsumerStats {
     pub held_for_retry: u64,
     /// Times that a message was held because the store or the dead letters were unavailable.
     pub held_by_store: u64,
+    /// Times that a message which waits for its next attempt was returned to the source
+    /// ([`Delivery::delay`](crate::Delivery::delay)). It is received again.
+    pub delayed: u64,
+    /// Messages of this process that wait for their next attempts. They are unacknowledged here.
+    pub waiting: u64,
+    /// The limit that is full of messages which were tried before, and of those that wait behind them: nothing else
+    /// that counts for it is received.
+    pub full_limit: Option<FullLimit>,
+    /// Time for which each check, one every 10 s, has found a limit full; `None` before the first one.
+    pub full_limit_age: Option<Duration>,
     /// Messages whose last owner died, or in batch mode may have: they were delivered before.
     pub suspects: u64,
     /// Messages that are received and not acknowledged now.
@@ -45,6 +55,18 @@ pub struct ConsumerStats {
     pub store_is_down: bool,
 }
 
+/// Limits that can be full of messages which were tried before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum FullLimit {
+    /// `max_unacknowledged` of the consumer.
+    Unacknowledged,
+    /// `max_unacknowledged_bytes` of the consumer.
+    Bytes,
+    /// One of the source or its broker: [`MessageSource::full_limit`](crate::MessageSource::full_limit).
+    Source,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     received: AtomicU64,
@@ -54,6 +76,7 @@ pub(crate) struct Counters {
     held_in_flight: AtomicU64,
     held_for_retry: AtomicU64,
     held_by_store: AtomicU64,
+    delayed: AtomicU64,
     suspects: AtomicU64,
     unacknowledged: Arc<AtomicU64>,
     source_failures: AtomicU64,
@@ -96,6 +119,10 @@ impl Counters {
         self.suspects.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(crate) fn delayed(&self) {
+        self.delayed.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn held(&self, cause: HoldCause) {
         let counter = match cause {
             HoldCause::InFlight | HoldCause::Unknown => &self.held_in_flight,
@@ -116,6 +143,11 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns the number of messages that are received and not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        self.unacknowledged.load(Ordering::Relaxed)
+    }
+
     /// Returns the number of messages whose ids this process stored.
     pub(crate) fn stored(&self) -> u64 {
         self.handled.load(Ordering::Relaxed) + self.parked.load(Ordering::Relaxed)
@@ -132,6 +164,10 @@ impl Counters {
             held_in_flight: read(&self.held_in_flight),
             held_for_retry: read(&self.held_for_retry),
             held_by_store: read(&self.held_by_store),
+            delayed: read(&self.delayed),
+            waiting: 0,
+            full_limit: None,
+            full_limit_age: None,
             suspects: read(&self.suspects),
             unacknowledged: read(&self.unacknowledged),
             unacknowledged_bytes: memory.used() as u64,

@@ -39,6 +39,18 @@ pub(super) struct EndedAttempt {
 }
 
 impl EndedAttempt {
+    /// Returns whether the execution is later than `ended`.
+    pub(super) const fn is_after(&self, ended: u32) -> bool {
+        self.attempt > ended
+    }
+
+    /// Returns whether the lease is a takeover, or was one that this process withdrew.
+    pub(super) const fn is_takeover(&self) -> bool {
+        self.number.is_some()
+    }
+}
+
+impl EndedAttempt {
     /// Takes the number from a lease, whose handler does not find it. `ended_here` is the last execution
     /// that ended in this process, and `withdrawn` is of the claim before, if this process withdrew it.
     pub(super) fn of(lease: &mut Lease, ended_here: u32, withdrawn: Option<Self>) -> Self {
@@ -81,15 +93,19 @@ impl EndedAttempt {
 
 impl InboxState {
     /// Saves in the record that the execution `attempt` of the message `id` has ended, before its
-    /// outcome becomes unknown. If that fails, the next claim counts a crash if another process makes
-    /// it; so it does if the lease has an open transaction, because nothing is saved then.
-    pub(super) async fn note_ended(&self, id: &MessageId, lease: &LeaseHandle, attempt: u32) {
+    /// outcome becomes unknown. Returns false if that fails: the next claim counts a crash if another process,
+    /// or another delivery, makes it. So it does if the lease has an open transaction, because nothing is saved then.
+    pub(super) async fn note_ended(
+        &self,
+        id: &MessageId,
+        lease: &LeaseHandle,
+        attempt: u32,
+    ) -> bool {
         let id = self.engine.operation_id(&self.scope, &id.to_key());
         let seen = self.engine.load(&id).await;
-        let Ok(Snapshot { stored: Some(stored), .. }) = seen else { return };
-        if is_free(stored.record.checkpoint.as_ref()) {
-            let _ = lease.save(EndedAttempt::checkpoint(attempt)).await;
-        }
+        let Ok(Snapshot { stored: Some(stored), .. }) = seen else { return false };
+        is_free(stored.record.checkpoint.as_ref())
+            && lease.save(EndedAttempt::checkpoint(attempt)).await.is_ok()
     }
 }
 

@@ -25,6 +25,7 @@ use hapax_core::{
 use super::disposition::{Disposition, Finish, HoldCause};
 use super::ended::EndedAttempt;
 use super::first_ids::NO_ID_PAUSE;
+use super::progress::{Parking, Progress};
 use super::record::{MessageRequest, outcome};
 use super::{Attempts, InboxState, MessageReconcileCall, OnTooOld, UnknownRule};
 use crate::dead_letter::{
@@ -41,39 +42,6 @@ pub(super) const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Pause before a message is processed again after an error of the store or of dead letters.
 pub(super) const AFTER_OUTAGE: Duration = Duration::from_secs(1);
-
-/// State of a delivery that is kept while it is held.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    pub(crate) first_at: Timestamp,
-    attempts: u32,
-    last_error: Option<String>,
-    /// The dead letter to store. The handler does not run again meanwhile.
-    parking: Option<Parking>,
-    /// The dead letter that was stored before the record said so.
-    dead_letter: Option<[u8; 32]>,
-    /// The last attempt that ended in this process; 0 if none did. A takeover of it follows an unknown
-    /// outcome or an outage, not a death.
-    ended: u32,
-    /// The claim of a suspect that was withdrawn until no other message is handled.
-    withdrawn: Option<EndedAttempt>,
-    /// Calls of the hook in which it could not say, since it last could.
-    undecided: u32,
-}
-
-impl Progress {
-    pub(crate) fn new(first_at: Timestamp) -> Self {
-        Self { first_at, ..Self::default() }
-    }
-}
-
-/// A dead letter that is to be stored.
-#[derive(Clone, Debug)]
-struct Parking {
-    reason: DeadLetterReason,
-    attempts: u32,
-    error: String,
-}
 
 /// Id of a message, and what its claims compare. It is computed once, while the message waits for a handler.
 #[derive(Debug)]
@@ -144,7 +112,7 @@ impl InboxState {
                     }
                     None => (DeadLetterReason::NoId, error.to_string()),
                 };
-                return self.park(None, delivery.message(), reason, 0, &text, progress).await;
+                return self.park(None, &**delivery, reason, 0, &text, progress).await;
             }
         };
         let Identity { operation, request, .. } = identity;
@@ -186,15 +154,17 @@ impl InboxState {
     async fn park(
         &self,
         id: Option<&MessageId>,
-        message: &Message,
+        delivery: &dyn Delivery,
         reason: DeadLetterReason,
         attempts: u32,
         error: &str,
         progress: &mut Progress,
     ) -> Disposition {
+        let message = delivery.message();
         let first_at = message.published_at.unwrap_or(progress.first_at).min(progress.first_at);
         let mut dead_letter =
             DeadLetter::new(&self.consumer, id, message.clone(), reason, error, self.now())
+                .native(delivery.native())
                 .attempts(attempts)
                 .first_at(first_at);
         if !self.is_ordered {
@@ -238,10 +208,8 @@ impl Processing<'_> {
     }
 
     async fn park(&mut self, reason: DeadLetterReason, attempts: u32, error: &str) -> Disposition {
-        let message = self.delivery.message();
-        self.inbox
-            .park(Some(&self.identity.id), message, reason, attempts, error, self.progress)
-            .await
+        let (id, delivery) = (Some(&self.identity.id), &**self.delivery);
+        self.inbox.park(id, delivery, reason, attempts, error, self.progress).await
     }
 
     /// Returns the number of executions of a message whose outcome is unknown, as far as this process
@@ -317,6 +285,7 @@ impl Processing<'_> {
     ) -> Disposition {
         let Progress { ended, withdrawn, .. } = *self.progress;
         let ended = EndedAttempt::of(&mut lease, ended, withdrawn);
+        self.progress.is_takeover = ended.is_takeover();
         if ended.crashes > 0 && !is_alone {
             // The claim is not kept while the message waits: it would count as an attempt if the
             // message before it ends this process too.
@@ -411,6 +380,7 @@ impl Processing<'_> {
             }
         }
         let retention = inbox.policy.terms.retention;
+        // Of a redriven message too: a copy of it may be delivered after its id was removed.
         let is_old = message.age(inbox.now()) > retention;
         if is_first && is_old && inbox.on_too_old == OnTooOld::Park {
             return Some(self.park(DeadLetterReason::TooOld, 0, TOO_OLD).await);
@@ -426,7 +396,9 @@ impl Processing<'_> {
             }
             Disposition::Held(..) | Disposition::Suspect => ExecutionEnd::Withdraw,
         };
-        recorded(execution.end(None, end).await, then)
+        let result = execution.end(None, end).await;
+        self.progress.is_unnoted |= is_unnoted(&result);
+        recorded(result, then)
     }
 
     async fn execute(
@@ -434,6 +406,8 @@ impl Processing<'_> {
         mut execution: Execution,
         handler: &dyn MessageHandler,
     ) -> Disposition {
+        // The record has the attempts before this one: a takeover notes them, and a release ends their count.
+        self.progress.is_unnoted = false;
         loop {
             let run = execution.begin_run();
             let handled = MessageExecution {
@@ -457,6 +431,7 @@ impl Processing<'_> {
                     match execution.attempt(self.conclude(failure, attempt, &lease)).await {
                         Ok(concluded) => concluded,
                         Err(_) => {
+                            self.progress.is_unnoted = true;
                             (ExecutionEnd::Abandon { seen: None }, self.retried(attempt, None))
                         }
                     }
@@ -483,15 +458,18 @@ impl Processing<'_> {
                         describe(&*source)
                     );
                     self.progress.last_error = Some(text);
+                    self.progress.is_unnoted = true;
                     return self.retried(attempt, None);
                 }
                 ExecutionResult::Kept => {
                     let text = "expected that the handler drops its transaction after the last write, \
                                 found it kept";
                     self.progress.last_error = Some(text.to_owned());
+                    self.progress.is_unnoted = true;
                     return self.retried(attempt, None);
                 }
                 result => {
+                    self.progress.is_unnoted |= is_unnoted(&result);
                     return match recorded(result, then) {
                         Disposition::Finished(Finish::Handled) => {
                             self.handled(Finish::Handled).await
@@ -526,6 +504,8 @@ impl Processing<'_> {
         }
         self.inbox.failures.note(&self.inbox.consumer, &self.identity.id, attempt, &failure);
         if let MessageFailure::Withdraw { after, .. } = failure {
+            // A takeover that is withdrawn is one again for the next claim.
+            self.progress.is_unnoted |= self.progress.is_takeover;
             return (ExecutionEnd::Withdraw, self.retried(attempt, Some(after)));
         }
         let is_last = attempt >= self.inbox.attempts.max.get();
@@ -537,9 +517,10 @@ impl Processing<'_> {
             MessageFailure::Unknown { .. }
                 if !is_last || !matches!(self.inbox.rule, UnknownRule::Reexecute) =>
             {
-                if !matches!(self.inbox.rule, UnknownRule::Block) {
-                    self.inbox.note_ended(&self.identity.id, lease, attempt).await;
-                }
+                // Under the rule `Block` the next claim parks the message, with the error.
+                let is_noted = !matches!(self.inbox.rule, UnknownRule::Block)
+                    && self.inbox.note_ended(&self.identity.id, lease, attempt).await;
+                self.progress.is_unnoted |= !is_noted;
                 return (ExecutionEnd::Abandon { seen: None }, self.retried(attempt, None));
             }
             MessageFailure::Reject { .. } => DeadLetterReason::Rejected,
@@ -575,6 +556,11 @@ impl Processing<'_> {
         };
         Disposition::Held(pause, HoldCause::Retry)
     }
+}
+
+/// Returns whether the lease lapses although the execution has ended, so that the next claim is a takeover.
+const fn is_unnoted(result: &ExecutionResult) -> bool {
+    matches!(result, ExecutionResult::Unknown | ExecutionResult::Failed(_))
 }
 
 /// Returns `then` if the end of the execution was recorded; else the message is held.

@@ -4,10 +4,12 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
     BatchAttempt, BatchConsumer, BatchConsumerLimits, BatchError, BatchInbox, BatchItem,
-    BatchOptions, DeadLetter, EntryState, Message, MessageFailure, MessageId, PositionStep,
+    BatchOptions, DeadLetter, DeadLetterReason, EntryState, Message, MessageFailure, MessageId,
+    MessageSource, PositionStep,
 };
 use hapax_testkit::messages::MemoryBroker;
 use tokio::sync::Semaphore;
@@ -18,7 +20,7 @@ use super::world::{HOUR, message};
 /// Time that a transaction takes.
 const TRANSACTION: Duration = Duration::from_millis(100);
 
-/// An inbox that notes the size of each batch, and fails for a message with the id `stuck`.
+/// An inbox that notes the size of each batch, and fails for a message whose id begins with `stuck`.
 #[derive(Debug, Default)]
 pub(super) struct Sizes {
     pub(super) sizes: Mutex<Vec<usize>>,
@@ -56,7 +58,7 @@ impl BatchInbox for Sizes {
                 let permits = u32::try_from(batch.len()).unwrap();
                 gate.acquire_many(permits).await.unwrap().forget();
             }
-            if batch.iter().any(|item| item.id().as_str() == "stuck") {
+            if batch.iter().any(|item| item.id().as_str().starts_with("stuck")) {
                 return Err(BatchError::Handler(MessageFailure::retry_after(HOUR, "stuck")));
             }
             self.sizes.lock().unwrap().push(batch.len());
@@ -326,4 +328,51 @@ async fn in_batch_mode_too_a_message_that_the_source_cannot_read_is_parked() {
     broker.emptied().await;
     assert_eq!((monitor.stats().handled, monitor.stats().parked), (1, 1));
     running.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_batch_mode_too_a_redriven_message_that_is_older_than_the_retention_is_parked() {
+    let (inbox, broker) = (Arc::new(Sizes::default()), MemoryBroker::default());
+    let (id, now) = (MessageId::new("m-1").unwrap(), Timestamp::from_micros(2));
+    let reason = DeadLetterReason::Rejected;
+    let handled = DeadLetter::new("orders", Some(&id), message("m-1"), reason, "no", now);
+    let copy = message("m-1").with_header(DeadLetter::REDRIVE_HEADER, handled.id_hex());
+    broker.send(copy.published_at(Timestamp::from_micros(1)));
+    let source = Arc::new(broker.clone());
+    let consumer = BatchConsumer::new(inbox.clone(), source, BatchOptions::default()).unwrap();
+    let monitor = consumer.monitor();
+    let running = tokio::spawn(consumer.run(std::future::pending()));
+    broker.emptied().await;
+    running.abort();
+    assert_eq!((monitor.stats().parked, inbox.sizes.lock().unwrap().len()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_messages_that_fail_than_a_consumer_may_have_keep_no_other_from_being_handled() {
+    let broker = MemoryBroker::default();
+    broker.set_delays_from(Duration::ZERO);
+    (0..40).for_each(|number| broker.send(message(&format!("stuck-{number}"))));
+    (0..20).for_each(|number| broker.send(message(&format!("m-{number}"))));
+    let handled = timeout(HOUR / 2, sizes(&broker, 16, 40)).await.expect("the others are handled");
+    assert_eq!(handled.iter().sum::<usize>(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_goes_between_messages_that_are_handled_alone() {
+    let broker = MemoryBroker::default();
+    (0..40).for_each(|number| broker.send(message(&format!("again-{number}"))));
+    let received = broker.receive(NonZeroUsize::new(40).unwrap()).await.unwrap();
+    assert_eq!(received.len(), 40);
+    drop(received);
+    let sending = async {
+        sleep(TRANSACTION * 3).await;
+        (0..10).for_each(|number| broker.send(message(&format!("m-{number}"))));
+        std::future::pending().await
+    };
+    let sizes = tokio::select! {
+        sizes = sizes(&broker, 100, 0) => sizes,
+        () = sending => Vec::new(),
+    };
+    let at = sizes.iter().position(|size| *size == 10);
+    assert!(at.is_some_and(|at| at < 10), "{sizes:?}");
 }

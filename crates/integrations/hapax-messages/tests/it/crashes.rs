@@ -1,7 +1,7 @@
 //! Crashes and failures of one message, in turn.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::{HookTiming, Verdict};
@@ -166,4 +166,47 @@ async fn a_checkpoint_of_the_handler_survives_crashes_and_unknown_outcomes() {
     world.broker.emptied().await;
     assert_eq!((world.effects(), world.dead_letters()), (once(["m-1".to_owned()]), vec![]));
     assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_takeover_that_is_withdrawn_again_and_again_is_a_suspect_once() {
+    let world = World::new();
+    world.broker.set_delays_from(Duration::ZERO);
+    world.send("m-1");
+    let (begun, calls) = (Arc::<Notify>::default(), Arc::<Mutex<u32>>::default());
+    let effects = Arc::clone(&world.effects);
+    let handler = {
+        let (begun, calls) = (Arc::clone(&begun), Arc::clone(&calls));
+        move |message: MessageExecution| {
+            let call = {
+                let mut calls = calls.lock().unwrap();
+                *calls += 1;
+                *calls
+            };
+            let (begun, effects) = (Arc::clone(&begun), Arc::clone(&effects));
+            async move {
+                match call {
+                    1 => {
+                        begun.notify_one();
+                        std::future::pending().await
+                    }
+                    // A service that is not deployed yet.
+                    2..=4 => Err(MessageFailure::withdraw_after(Duration::from_secs(5), "404")),
+                    _ => {
+                        count(&effects, &message);
+                        Ok(())
+                    }
+                }
+            }
+        }
+    };
+    let process = world.process(InboxBuilder::reexecute, handler.clone());
+    begun.notified().await;
+    process.crash().await;
+    let process = world.process(InboxBuilder::reexecute, handler);
+    world.broker.emptied().await;
+    let stats = process.monitor.stats();
+    assert!(process.stop().await);
+    assert_eq!((world.effects(), world.dead_letters()), (once(["m-1".to_owned()]), vec![]));
+    assert_eq!((stats.suspects, *calls.lock().unwrap()), (1, 5), "{stats:?}");
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
-use hapax_core::{Clock as _, HookTiming, Idempotency, Store as _, Verdict};
+use hapax_core::{Clock as _, HookTiming, Idempotency, Store as _, Timestamp, Verdict};
 use hapax_messages::{
     DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, Inbox, InboxBuilder, Message,
     MessageExecution, MessageFailure, MessageId, OrderKeyQuery, OrderKeyState,
@@ -108,6 +108,21 @@ async fn the_letter_of_another_consumer_stays_and_its_header_passes_no_key() {
     use DeadLetterReason::{Blocked, Rejected};
     let expected = [("a-1", Rejected), ("a-2", Blocked), ("m-1", Rejected)];
     assert_eq!(reasons, expected.map(|(id, reason)| (id.to_owned(), reason)));
+    assert!(process.stop().await);
+}
+
+/// The id of the message was removed since, so that nothing else shows that it was handled.
+#[tokio::test(start_paused = true)]
+async fn a_redriven_message_that_is_older_than_the_retention_becomes_a_dead_letter() {
+    let world = World::new();
+    let process = world.process(InboxBuilder::reexecute, world.counting());
+    let handled = dead_letter(&world, "orders", "m-1", None);
+    let copy = message("m-1").with_header(DeadLetter::REDRIVE_HEADER, handled.id_hex());
+    world.broker.send(copy.published_at(Timestamp::from_micros(1)));
+    world.broker.emptied().await;
+    assert_eq!(world.effects(), once([]));
+    let reasons: Vec<_> = world.dead_letters().into_iter().map(|it| it.1).collect();
+    assert_eq!(reasons, [DeadLetterReason::TooOld]);
     assert!(process.stop().await);
 }
 

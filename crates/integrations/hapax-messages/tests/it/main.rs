@@ -19,4 +19,5 @@ mod namespaces;
 mod order;
 mod quarantine;
 mod relay;
+mod transactions;
 mod world;

@@ -541,8 +541,8 @@ impl RegisteredUser {
         let mut state = self.state();
         state.user.seen = now.as_micros();
         state.has_waited = false;
-        // Routes that were replaced meanwhile were not compared.
-        if state.user.routes == user.routes {
+        // Routes and consumers that were replaced meanwhile were not compared.
+        if state.user.routes == user.routes && state.user.consumers == user.consumers {
             // The entry counts as written from a later time on: others take this process for a running one for longer.
             quarantines.set_valid_until(Some(at + LAPSE));
         }

@@ -33,7 +33,8 @@ CREATE TABLE IF NOT EXISTS hapax_attempts (
 );
 CREATE INDEX IF NOT EXISTS hapax_attempts_expires ON hapax_attempts (expires_at);
 
--- Messages that are not handled until an operator decides.
+-- Messages that are not handled until an operator decides. A header without a name, the last one, is the native
+-- form of the message: what the form of its broker has and the message has not.
 CREATE TABLE IF NOT EXISTS hapax_dead_letters (
     id            bytea PRIMARY KEY CHECK (octet_length(id) = 32),
     consumer      text NOT NULL,
@@ -48,7 +49,7 @@ CREATE TABLE IF NOT EXISTS hapax_dead_letters (
     payload       bytea NOT NULL,
     first_at      timestamptz NOT NULL,
     last_at       timestamptz NOT NULL,
-    parked_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    parked_at     timestamptz NOT NULL DEFAULT clock_timestamp(),   -- the last time
     -- Position of an outbox row, to which a redrive returns it.
     outbox_shard  smallint,
     outbox_id     bigint,
@@ -488,8 +489,8 @@ END
 $$;
 
 -- Stores a dead letter. `id` has 32 bytes and is the same each time that the message is parked, such
--- as a hash of consumer and message id. If it is stored already, only reason, attempts, error and
--- last_at are replaced. Returns whether it is new.
+-- as a hash of consumer and message id. If it is stored already, only reason, attempts, error, last_at
+-- and parked_at are replaced. Returns whether it is new.
 CREATE OR REPLACE FUNCTION hapax_dead_letter_put(
     id bytea, consumer text, message_id text, origin text, reason text, attempts integer,
     error text, order_key text, header_names text[], header_values bytea[], payload bytea,
@@ -531,7 +532,7 @@ BEGIN
         header_values, payload, first_at, last_at
     ) ON CONFLICT ON CONSTRAINT hapax_dead_letters_pkey DO UPDATE SET
         reason = EXCLUDED.reason, attempts = EXCLUDED.attempts, error = EXCLUDED.error,
-        last_at = EXCLUDED.last_at
+        last_at = EXCLUDED.last_at, parked_at = clock_timestamp()
     RETURNING d.xmax = 0 INTO stored;
     RETURN stored;
 END

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use hapax_core::{JsonPointers, Namespace};
+use hapax_core::{JsonPointers, Namespace, Timestamp};
 use hapax_gateway::{ByteSize, StoreUrl, UrlText};
 use hapax_messages::IdRule;
 
@@ -135,10 +135,52 @@ pub(super) struct SourceArgs {
     /// a message may be unacknowledged [default: 30m, as the server's]
     #[arg(long, value_name = "DUR", value_parser = crate::duration)]
     pub(super) consumer_timeout: Option<Duration>,
+    /// Kafka: where a new group begins: earliest, latest, or a time in UTC such as 2026-11-28T00:00:00Z, at the first
+    /// record at or after it. A partition with a committed offset continues there. Records older than --retention end
+    /// a new group with exit code 64, since each would become a dead letter [default: earliest]
+    #[arg(long, value_name = "WHERE")]
+    pub(super) start_at: Option<StartAtArg>,
     #[command(flatten)]
     pub(super) broker: BrokerArgs,
     #[command(flatten)]
     pub(super) properties: PropertyArgs,
+}
+
+/// Where a new group of Kafka begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum StartAtArg {
+    Earliest,
+    Latest,
+    Time(Timestamp),
+}
+
+impl std::str::FromStr for StartAtArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = "expected earliest, latest, or a time in UTC such as 2026-11-28T00:00:00Z";
+        match text {
+            "earliest" => Ok(Self::Earliest),
+            "latest" => Ok(Self::Latest),
+            text => utc_time(text).map(Self::Time).ok_or_else(|| expected.to_owned()),
+        }
+    }
+}
+
+/// Parses `YYYY-MM-DDThh:mm:ssZ`, from 1970 on.
+fn utc_time(text: &str) -> Option<Timestamp> {
+    let number = |from: usize, to: usize| text.get(from..to)?.parse::<u64>().ok();
+    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+    // Years are counted from March, so that the leap day is a year's last.
+    let (years, months) =
+        if month > 2 { (year, month - 3) } else { (year.checked_sub(1)?, month + 9) };
+    let days = 365 * years + years / 4 - years / 100 + years / 400 + (153 * months + 2) / 5 + day;
+    let days = days.checked_sub(719_469)?;
+    let time =
+        Timestamp::from_micros((days * 86_400 + hour * 3600 + minute * 60 + second) * 1_000_000);
+    // A month, day or hour that does not exist gives another text.
+    (time.to_string().replace(".000Z", "Z") == text).then_some(time)
 }
 
 /// A limit of deliveries.
@@ -235,6 +277,36 @@ fn id_rule(text: &str) -> Result<IdRule, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_start_is_earliest_latest_or_a_time_that_exists() {
+        assert_eq!("earliest".parse(), Ok(StartAtArg::Earliest));
+        assert_eq!("latest".parse(), Ok(StartAtArg::Latest));
+        for (text, seconds) in [
+            ("1970-01-01T00:00:00Z", 0),
+            ("2024-02-29T23:59:59Z", 1_709_251_199),
+            ("2026-11-28T12:34:56Z", 1_795_869_296),
+        ] {
+            let time = Timestamp::from_micros(seconds * 1_000_000);
+            assert_eq!(text.parse(), Ok(StartAtArg::Time(time)), "{text}");
+        }
+        for text in [
+            "",
+            "now",
+            "2026-11-28",
+            "2026-02-29T00:00:00Z",
+            "2026-13-01T00:00:00Z",
+            "2026-00-01T00:00:00Z",
+            "2026-01-01T24:00:00Z",
+            "2026-01-01T00:00:00+01:00",
+            "2026-01-01T00:00:00.5Z",
+            "1969-12-31T23:59:59Z",
+            "0000-01-01T00:00:00Z",
+            "2026-1\u{e4}-01T00:00:00Z",
+        ] {
+            assert!(text.parse::<StartAtArg>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_rule_for_ids_is_a_header_pointers_or_a_name() {

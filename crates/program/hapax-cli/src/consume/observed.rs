@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_messages::{ConsumerMonitor, ConsumerStats};
+use hapax_messages::{ConsumerMonitor, ConsumerStats, FullLimit};
 
 use super::service::Service;
 use super::source::OpenSource;
@@ -11,6 +11,15 @@ use crate::admin::{Metric, Observed};
 /// Time after which a failure of the service, or of the broker, is of interest: until then its next
 /// attempt may succeed.
 const LATE: Duration = Duration::from_secs(60);
+
+/// The limits that can be full of messages that fail, with their labels.
+const LIMITS: [(FullLimit, &str); 3] = [
+    (FullLimit::Unacknowledged, r#"{limit="max_unacknowledged"}"#),
+    (FullLimit::Bytes, r#"{limit="max_unacknowledged_bytes"}"#),
+    (FullLimit::Source, r#"{limit="source"}"#),
+];
+
+const LIMIT_FULL: &str = "1 while a limit is full of messages that were tried before, so that nothing else which counts for it is received. The log names that of the broker or its source.";
 
 /// A consumer, its source and its service.
 #[derive(Clone, Debug)]
@@ -26,7 +35,11 @@ impl Observed for ConsumeMonitor {
         let failing = self.service.failing_for().unwrap_or_default();
         let of_nats = self.source.nats_stats();
         let counters = [
-            ("consume_received_total", "Messages that were received.", stats.received),
+            (
+                "consume_received_total",
+                "Messages that were received. One that was returned to the broker counts each time.",
+                stats.received,
+            ),
             ("consume_handled_total", "Messages that the service accepted.", stats.handled),
             (
                 "consume_duplicates_total",
@@ -48,6 +61,11 @@ impl Observed for ConsumeMonitor {
                 "consume_held_by_store_total",
                 "Times that a message was held because the store or the dead letters were unavailable.",
                 stats.held_by_store,
+            ),
+            (
+                "consume_delayed_total",
+                "Times that a message which waits for its next attempt was returned to the broker, or to the Kafka source.",
+                stats.delayed,
             ),
             (
                 "consume_suspects_total",
@@ -82,8 +100,13 @@ impl Observed for ConsumeMonitor {
                 stats.unacknowledged_bytes as f64,
             ),
             (
+                "consume_waiting",
+                "Unacknowledged messages of this process that wait for their next attempts.",
+                stats.waiting as f64,
+            ),
+            (
                 "consume_stopped_partitions",
-                "Partitions of Kafka that are assigned and not received, because their offsets are outside of their logs or their topics were created again.",
+                "Partitions of Kafka that are assigned and not received, for a reason that the log has.",
                 self.source.stopped_partitions() as f64,
             ),
             (
@@ -101,20 +124,25 @@ impl Observed for ConsumeMonitor {
             .into_iter()
             .map(|(name, help, value)| Metric::counter(name, help, value as f64));
         let gauges = gauges.into_iter().map(|(name, help, value)| Metric::gauge(name, help, value));
-        counters.chain(gauges).collect()
+        let limits = LIMITS.map(|(limit, labels)| {
+            let is_full = f64::from(u8::from(stats.full_limit == Some(limit)));
+            Metric::gauge("consume_limit_full", LIMIT_FULL, is_full).labelled(labels)
+        });
+        counters.chain(gauges).chain(limits).collect()
     }
 
     fn unready(&self) -> Option<String> {
         let (failing, deployment_error) =
             (self.service.failing_for(), self.service.deployment_error());
-        let stopped = self.source.stopped_partitions();
         if self.source.nats_stats().ends_often {
             return Some(
-                "the connection to the broker ends again and again; the log has the cause\n"
-                    .to_owned(),
+                "the connection to the broker ends again and again; the log has the cause
+"
+                .to_owned(),
             );
         }
-        unready(&self.consumer.stats(), failing, deployment_error.as_deref(), stopped)
+        let of_source = (self.source.stopped_partitions(), &*self.source.missing_topics());
+        unready(&self.consumer.stats(), failing, deployment_error.as_deref(), of_source)
     }
 }
 
@@ -123,13 +151,16 @@ fn unready(
     stats: &ConsumerStats,
     failing_for: Option<Duration>,
     deployment_error: Option<&str>,
-    stopped_partitions: usize,
+    (stopped_partitions, missing_topics): (usize, &[String]),
 ) -> Option<String> {
     if stats.store_is_down {
         return Some("the store is unavailable\n".to_owned());
     }
     if stopped_partitions > 0 {
         return Some(format!("stopped partitions: {stopped_partitions}; the log has the cause\n"));
+    }
+    if !missing_topics.is_empty() {
+        return Some(format!("topics that do not exist: {}\n", missing_topics.join(", ")));
     }
     // Each further error comes within this time.
     if let Some(age) = stats.source_failure_age.filter(|age| *age < LATE) {
@@ -144,6 +175,20 @@ fn unready(
             stats.without_id
         ));
     }
+    // For a moment it is full in ordinary operation, too.
+    if let (Some(limit), Some(age)) = (stats.full_limit, stats.full_limit_age)
+        && age >= LATE
+    {
+        let limit = match limit {
+            FullLimit::Unacknowledged => "--max-unacknowledged",
+            FullLimit::Bytes => "--max-unacknowledged-bytes",
+            _ => "a limit of the broker or its source, which the log names,",
+        };
+        let seconds = age.as_secs();
+        return Some(format!(
+            "{limit} is full of messages that were tried before for {seconds} s\n"
+        ));
+    }
     let failing = failing_for.filter(|time| *time >= LATE)?;
     Some(format!("the service has accepted no message for {} s\n", failing.as_secs()))
 }
@@ -154,8 +199,9 @@ mod tests {
 
     #[test]
     fn a_consumer_without_store_broker_or_service_is_not_ready() {
-        let of =
-            |stats: &ConsumerStats, failing| unready(stats, failing, None, 0).unwrap_or_default();
+        let of = |stats: &ConsumerStats, failing| {
+            unready(stats, failing, None, (0, &[])).unwrap_or_default()
+        };
         let mut stats = ConsumerStats::default();
         assert_eq!(of(&stats, None), "");
         assert_eq!(of(&stats, Some(LATE / 2)), "");
@@ -165,11 +211,22 @@ mod tests {
         stats.source_failure_age = Some(LATE / 2);
         assert_eq!(of(&stats, None), "the broker returned an error 30 s ago\n");
         let stopped = "stopped partitions: 2; the log has the cause\n";
-        assert_eq!(unready(&stats, None, None, 2).unwrap(), stopped);
+        assert_eq!(unready(&stats, None, None, (2, &[])).unwrap(), stopped);
+        let missing = unready(&stats, None, None, (0, &["a".to_owned(), "b".to_owned()]));
+        assert_eq!(missing.unwrap(), "topics that do not exist: a, b\n");
         stats.source_failure_age = None;
         stats.without_id = 3;
         assert_eq!(of(&stats, None), "messages without an id by --id: 3, and none with one yet\n");
-        assert_eq!(unready(&stats, None, Some("404"), 0).unwrap(), "404\n");
+        assert_eq!(unready(&stats, None, Some("404"), (0, &[])).unwrap(), "404\n");
+        stats.without_id = 0;
+        stats.full_limit = Some(FullLimit::Unacknowledged);
+        for age in [None, Some(LATE / 2)] {
+            stats.full_limit_age = age;
+            assert_eq!(of(&stats, None), "", "a later attempt of one message may be in progress");
+        }
+        stats.full_limit_age = Some(LATE);
+        let full = "--max-unacknowledged is full of messages that were tried before for 60 s\n";
+        assert_eq!(of(&stats, None), full);
         stats.store_is_down = true;
         assert_eq!(of(&stats, None), "the store is unavailable\n");
     }

@@ -15,6 +15,7 @@ use hapax_webhooks::{UnexpectedResponse, WebhookSink};
 use http::StatusCode;
 use tokio::time::Instant;
 
+use super::headers::{self, HeaderWarnings};
 use crate::exit::with_causes;
 use crate::messages::destination;
 
@@ -30,10 +31,7 @@ const REJECTED_ATTEMPTS: u32 = 10;
 const WITHDRAWN: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Most messages whose attempts are counted. With more of them the counts begin again.
-const COUNTED: usize = 4096;
-
-/// Prefixes of the attributes of a CloudEvent in the bindings of brokers.
-const CLOUD_EVENTS: [&str; 3] = ["cloudEvents:", "cloudEvents_", "ce_"];
+const COUNTED: usize = 65_536;
 
 /// A service, as the handler of messages. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -49,6 +47,7 @@ struct ServiceState {
     max_body: NonZeroUsize,
     attempts: Attempts,
     health: Mutex<Health>,
+    header_warnings: HeaderWarnings,
 }
 
 /// Known state of the service.
@@ -115,8 +114,9 @@ impl Service {
         attempts: Attempts,
     ) -> Self {
         let url = url.split(['?', '#']).next().unwrap_or_default().to_owned();
-        let health = Mutex::default();
-        Self { shared: Arc::new(ServiceState { sink, url, max_body, attempts, health }) }
+        let (health, header_warnings) = (Mutex::default(), HeaderWarnings::default());
+        let state = ServiceState { sink, url, max_body, attempts, health, header_warnings };
+        Self { shared: Arc::new(state) }
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
@@ -149,7 +149,7 @@ impl Service {
                  redrive the message"
             )));
         }
-        match self.shared.sink.publish(&outgoing(&execution)).await {
+        match self.shared.sink.publish(&self.shared.outgoing(&execution)).await {
             Ok(()) => {
                 self.accepted(execution.id());
                 Ok(())
@@ -254,6 +254,16 @@ impl RejectedAttempts {
 }
 
 impl ServiceState {
+    /// Returns the message to post: the received one, with the id that the inbox found.
+    fn outgoing(&self, execution: &MessageExecution) -> OutgoingMessage {
+        let (message, id) = (execution.message(), execution.id().clone());
+        let mut out =
+            OutgoingMessage::new(destination(&message.origin), id, message.payload.clone());
+        out.key.clone_from(&message.key);
+        out.headers = headers::of_request(&message.headers, &self.header_warnings);
+        out
+    }
+
     fn backoff(&self) -> Backoff {
         Backoff::new(self.attempts.first_pause, self.attempts.longest_pause)
     }
@@ -287,22 +297,6 @@ impl MessageHandler for Service {
     ) -> BoxFuture<'static, Result<(), MessageFailure>> {
         Box::pin(self.clone().post(execution))
     }
-}
-
-/// Returns the message to post: the received one, with the id that the inbox found. The attributes of
-/// a CloudEvent get their names of the HTTP binding.
-fn outgoing(execution: &MessageExecution) -> OutgoingMessage {
-    let (message, id) = (execution.message(), execution.id().clone());
-    let mut out = OutgoingMessage::new(destination(&message.origin), id, message.payload.clone());
-    out.key.clone_from(&message.key);
-    out.headers =
-        message.headers.iter().map(|(name, value)| (http_name(name), value.clone())).collect();
-    out
-}
-
-fn http_name(name: &str) -> String {
-    let attribute = CLOUD_EVENTS.iter().find_map(|prefix| name.strip_prefix(prefix));
-    attribute.map_or_else(|| name.to_owned(), |attribute| format!("ce-{attribute}"))
 }
 
 #[cfg(test)]
@@ -382,13 +376,5 @@ mod tests {
         };
         let found: Vec<_> = (400..500).filter(|status| is_of_deployment(*status)).collect();
         assert_eq!(found, [401, 403, 404, 405, 406, 415]);
-    }
-
-    #[test]
-    fn attributes_of_cloud_events_have_their_names_of_http() {
-        for name in ["cloudEvents:id", "cloudEvents_id", "ce_id", "ce-id"] {
-            assert_eq!(http_name(name), "ce-id");
-        }
-        assert_eq!(http_name("trace"), "trace");
     }
 }

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "kafka")]
 mod kafka;
+mod naming;
 mod rabbitmq;
 
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use hapax_nats::{NatsConnector, NatsOrderKey, NatsSource, NatsSourceStats};
 
 #[cfg(feature = "kafka")]
 use self::kafka::KafkaPlan;
+pub(super) use self::naming::naming;
 use self::rabbitmq::RabbitPlan;
 use super::args::{LimitArgs, SourceArgs};
 use crate::exit::CliError;
@@ -64,6 +66,28 @@ impl OpenSource {
         match self {
             Self::Nats(source) => source.stats(),
             _ => NatsSourceStats::default(),
+        }
+    }
+
+    /// Returns the topics that do not exist.
+    pub(super) fn missing_topics(&self) -> Vec<String> {
+        match self {
+            Self::Nats(_) | Self::Plain(_) => Vec::new(),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(source) => source.missing_topics(),
+        }
+    }
+
+    /// Waits until the source has ended because a new group begins with records that are too old. Returns the error.
+    pub(super) async fn until_records_are_too_old(&self) -> CliError {
+        match self {
+            Self::Nats(_) | Self::Plain(_) => std::future::pending().await,
+            #[cfg(feature = "kafka")]
+            Self::Kafka(source) => CliError::usage(format!(
+                "--start-at: {}: add --start-at TIME or latest, or a longer --retention. Nothing of the partition was \
+                 committed",
+                source.until_records_are_too_old().await
+            )),
         }
     }
 
@@ -146,6 +170,7 @@ fn reject_others(args: &SourceArgs, own: &str) -> Result<(), CliError> {
         (RABBIT, "--queue", args.queue.is_some()),
         (RABBIT, "--delivery-limit", args.delivery_limit.is_some()),
         (RABBIT, "--consumer-timeout", args.consumer_timeout.is_some()),
+        (KAFKA, "--start-at", args.start_at.is_some()),
         (KAFKA, PROPERTIES, args.properties.file.is_some()),
     ];
     match flags.iter().find(|(broker, _, is_set)| *is_set && *broker != own) {

@@ -85,11 +85,12 @@ pub(super) enum MessagesCommand {
 /// with one order key are redriven one after the other, oldest first. One that is behind an older one
 /// which is not selected is not redriven, and the command fails. Those that are not selected stay, and
 /// their order keys stay blocked. Messages with a selected order key that arrive meanwhile are parked;
-/// they are redriven too, unless they are behind one that stays. At a dead letter with the reason
-/// mismatch the command ends with an error: publish that message under an id of its own, and drop the
-/// dead letter; so it does at one with the reason no-id without --new-id. At one whose former handler may still
-/// execute it ends too, and prints until when: a service may work on after its caller has gone. Dead letters of the
-/// outbox are moved back to it, and need no --to. The command
+/// they are redriven too, unless they are behind one that stays. After a message that fails again, the later ones of
+/// its order key are left out, and the command goes on with the others: its exit code is 1, and the last line has the
+/// numbers. So it does after a dead letter that cannot be redriven: one with the reason mismatch (publish
+/// that message under an id of its own, and drop the dead letter), one with the reason no-id without --new-id, and one
+/// whose former handler may still execute, until the time that is printed: a service may work on after its caller has
+/// gone. Dead letters of the outbox are moved back to it, and need no --to. The command
 /// may be interrupted and run again.
 #[derive(Debug, Args)]
 pub(super) struct RedriveArgs {
@@ -113,8 +114,8 @@ pub(super) struct RedriveArgs {
     #[command(flatten)]
     pub(super) properties: PropertyArgs,
     /// Store of the inbox of a consumer in claim mode, in which the records of the messages are
-    /// released; without it they are duplicates, and are not handled. Before you name a file: store,
-    /// stop the consumer. Omit it for a consumer in batch mode
+    /// released: that of its process. Before you name a file: store, stop the consumer. Omit it for a consumer in batch
+    /// mode; for another one the command then ends with exit code 64
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     pub(super) store: Option<UrlText<StoreUrl>>,
     /// With --consumer: its namespace, as its process has it. Of a dead letter that is named by its id, the stored
@@ -133,7 +134,8 @@ pub(super) struct RedriveArgs {
     /// redriven
     #[arg(long, value_name = "DUR", default_value = "60s", value_parser = crate::duration)]
     pub(super) wait: std::time::Duration,
-    /// With --store: even if a former handler of the message, or a request that it sent, may still execute
+    /// With --store: even if a former handler of the message, or a request that it sent, may still execute. Without it:
+    /// although --database does not have the ids of the messages, for a consumer in batch mode whose retention has ended
     #[arg(long)]
     pub(super) force: bool,
     /// The reason, stored with the decision

@@ -81,9 +81,10 @@ impl PropertyArgs {
 #[cfg(feature = "kafka")]
 pub(crate) fn not_started(flag: &str) -> impl FnOnce(KafkaStartError) -> CliError {
     move |error| match error {
-        KafkaStartError::Property { .. } | KafkaStartError::UnknownProperty { .. } => {
-            CliError::usage(format!("{PROPERTIES}: {error}"))
-        }
+        KafkaStartError::Property { .. }
+        | KafkaStartError::UnknownProperty { .. }
+        | KafkaStartError::TwoNames { .. }
+        | KafkaStartError::Properties { .. } => CliError::usage(format!("{PROPERTIES}: {error}")),
         error => CliError::unavailable(format!("{flag}: {error}")),
     }
 }

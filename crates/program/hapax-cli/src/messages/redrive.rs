@@ -14,9 +14,14 @@
 //! Other processes cannot open a store in a file meanwhile, so the consumer is stopped, and one dead
 //! letter of each order key is redriven in a run.
 //!
+//! After one that fails, such as one that is parked again, the later ones of its order key are left out, and the command
+//! goes on with the others.
+//!
 //! Only the id of a message that is parked is removed or released. The consumer may have handled
 //! the message already, and may have ended before it removed the dead letter: then the message is a
 //! duplicate.
+
+mod results;
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -29,7 +34,7 @@ use hapax_file::OpenError;
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_messages::{
     DeadLetter, DeadLetterReason, DeadLetterStore as _, Inbox, MessageId, MessageSink,
-    OrderKeyQuery, OrderKeyState, OutgoingMessage,
+    OrderKeyQuery, OrderKeyState, OutgoingMessage, PublishError,
 };
 use hapax_operators::rfc3339;
 use hapax_postgres_messages::{
@@ -37,6 +42,7 @@ use hapax_postgres_messages::{
 };
 use tokio::time::{Instant, sleep};
 
+use self::results::{NotRedriven, Results, order_key};
 use super::args::RedriveArgs;
 use super::{dead_letters, find, gone, render, sink, unavailable};
 use crate::exit::{CliError, of};
@@ -70,15 +76,6 @@ struct Redrive {
     reason: String,
 }
 
-/// Numbers of dead letters by what was done.
-#[derive(Default)]
-struct Results {
-    published: usize,
-    released: usize,
-    moved: usize,
-    waiting: usize,
-}
-
 pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
     let store = args.store.map(|url| url.read().map_err(of("--store"))).transpose()?;
     let redrive = Redrive {
@@ -106,54 +103,31 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
         force: args.force,
         reason: args.reason,
     };
-    let mut start = redrive.dead_letters.last_position().await.map_err(unavailable)?;
-    let mut selected = Vec::new();
-    for prefix in &args.dead_letters {
-        let dead_letter = find(&redrive.dead_letters, prefix).await?;
-        start = start.max(dead_letter.position());
-        selected.push(dead_letter);
-    }
-    if let Some(consumer) = &args.consumer {
-        let reason = args.parked_as.map(Into::into);
-        // One with its namespace is given as a list shows it. An outbox has none.
-        let is_bare = Namespace::of_stored_consumer(consumer).0.is_default();
-        let consumer = match is_bare && consumer != OUTBOX_CONSUMER {
-            true => args.namespace.unwrap_or_default().stored_consumer(consumer).into_owned(),
-            false => consumer.clone(),
-        };
-        let consumer = Some(consumer);
-        let query = DeadLetterQuery { consumer, reason, after: None, limit: PAGE };
-        selected = redrive.list(query).await?;
-        selected.retain(|dead_letter| dead_letter.position() <= start);
-    }
-    // In the order of a list, whatever the order of the arguments.
-    selected.sort_by_key(DeadLetterSummary::position);
-    selected.dedup_by_key(|dead_letter| dead_letter.id);
+    let selection = Selection {
+        ids: args.dead_letters,
+        consumer: args.consumer,
+        namespace: args.namespace.unwrap_or_default(),
+        reason: args.parked_as.map(Into::into),
+    };
+    let (selected, start) = redrive.select(selection).await?;
+    redrive.check_mode(&selected).await?;
     let mut results = Results::default();
-    redrive.all(selected, start, &mut results).await?;
+    let ended = redrive.all(selected, start, &mut results).await;
     let (has_store, is_file) = (redrive.records.is_some(), redrive.is_file);
     if let Some(opened) = redrive.records {
         opened.close().await;
     }
-    print(&results.summary(has_store));
-    match results.waiting {
-        0 => Ok(()),
-        waiting => Err(not_redriven(waiting, is_file)),
-    }
+    print(&results.summary(has_store, ended.is_err()));
+    ended?;
+    results.end(is_file)
 }
 
-/// Returns the error of dead letters that are behind others.
-fn not_redriven(waiting: usize, is_file: bool) -> CliError {
-    let then = match is_file {
-        true => "start the consumer, which handles those, then stop it and run the command again",
-        false => {
-            "redrive or drop those first; --consumer without --parked-as redrives all in order"
-        }
-    };
-    CliError::no(format!(
-        "expected the oldest dead letter of each order key, found {waiting} behind older ones, which were \
-         not redriven: {then}"
-    ))
+/// The dead letters that the flags select.
+struct Selection {
+    ids: Vec<String>,
+    consumer: Option<String>,
+    namespace: Namespace,
+    reason: Option<DeadLetterReason>,
 }
 
 /// Returns the error of a message whose former handler may still execute.
@@ -177,30 +151,6 @@ fn not_opened(error: StoreOpenError) -> CliError {
     ))
 }
 
-impl Results {
-    /// Returns what was done, and what the operator does next.
-    fn summary(&self, has_store: bool) -> String {
-        let Self { published, released, moved, waiting } = self;
-        let mut text = String::new();
-        if *moved > 0 {
-            text.push_str(&format!("{moved} moved back to the outbox\n"));
-        }
-        if *published > 0 && has_store {
-            text.push_str(&format!("{published} published, records released: {released}\n"));
-        } else if *published > 0 {
-            text.push_str(&format!(
-                "{published} published, records released: none, without --store. A consumer in batch mode \
-                 handles the messages. One in claim mode does not: run the command again with the \
-                 --store of its inbox\n"
-            ));
-        }
-        if text.is_empty() && *waiting == 0 {
-            text.push_str("no dead letters\n");
-        }
-        text
-    }
-}
-
 /// Results of releasing the record of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Released {
@@ -222,6 +172,56 @@ impl Released {
 }
 
 impl Redrive {
+    /// Returns the selected dead letters in their order, and the position up to which those of the consumer are.
+    async fn select(
+        &self,
+        selection: Selection,
+    ) -> Result<(Vec<DeadLetterSummary>, DeadLetterPosition), CliError> {
+        let mut start = self.dead_letters.last_position().await.map_err(unavailable)?;
+        let mut selected = Vec::new();
+        for prefix in &selection.ids {
+            let dead_letter = find(&self.dead_letters, prefix).await?;
+            start = start.max(dead_letter.position());
+            selected.push(dead_letter);
+        }
+        if let Some(consumer) = selection.consumer {
+            // One with its namespace is given as a list shows it. An outbox has none.
+            let is_bare = Namespace::of_stored_consumer(&consumer).0.is_default();
+            let consumer = match is_bare && consumer != OUTBOX_CONSUMER {
+                true => selection.namespace.stored_consumer(&consumer).into_owned(),
+                false => consumer,
+            };
+            let (consumer, reason) = (Some(consumer), selection.reason);
+            let query = DeadLetterQuery { consumer, reason, after: None, limit: PAGE };
+            selected = self.list(query).await?;
+            selected.retain(|dead_letter| dead_letter.position() <= start);
+        }
+        // In the order of a list, whatever the order of the arguments.
+        selected.sort_by_key(DeadLetterSummary::position);
+        selected.dedup_by_key(|dead_letter| dead_letter.id);
+        Ok((selected, start))
+    }
+
+    /// Rejects dead letters of a consumer in claim mode without its store: their messages would be duplicates.
+    async fn check_mode(&self, selected: &[DeadLetterSummary]) -> Result<(), CliError> {
+        if self.records.is_some() || self.force {
+            return Ok(());
+        }
+        let ids: Vec<_> = selected.iter().map(|it| it.id).collect();
+        let found = self.dead_letters.first_not_in_inbox(&ids).await.map_err(unavailable)?;
+        let Some(found) = found.and_then(|id| selected.iter().find(|it| it.id == id)) else {
+            return Ok(());
+        };
+        Err(CliError::usage(format!(
+            "--store: expected the store of the consumer {}, since its inbox is not in --database and so has the record that \
+             the message {} is parked, found none: add --store with the value of its process (`hapax consume --store`: \
+             postgres://USER@HOST/DB, redis://HOST or file:PATH), or set HAPAX_STORE; add --force instead for a consumer in \
+             batch mode whose retention of ids has ended",
+            found.consumer,
+            &render::hex(&found.id)[..12]
+        )))
+    }
+
     /// Redrives dead letters in their order, and then those with their order keys that were stored
     /// after the position `start`.
     async fn all(
@@ -230,14 +230,17 @@ impl Redrive {
         start: DeadLetterPosition,
         results: &mut Results,
     ) -> Result<(), CliError> {
+        let is_one = selected.len() == 1;
         for dead_letter in &selected {
-            if !self.one(dead_letter, results).await? {
-                results.waiting += 1;
+            if results.leaves_out(dead_letter) {
+                continue;
+            }
+            if let Err(reason) = self.one(dead_letter, results).await {
+                results.note(dead_letter, reason, is_one)?;
             }
         }
-        let of_consumers = selected.into_iter().filter(|it| it.consumer != OUTBOX_CONSUMER);
-        let keys: HashSet<_> =
-            of_consumers.filter_map(|it| Some((it.consumer, it.order_key?))).collect();
+        let of_consumers = selected.iter().filter(|it| it.consumer != OUTBOX_CONSUMER);
+        let keys: HashSet<_> = of_consumers.filter_map(order_key).collect();
         let mut seen = HashSet::new();
         for _ in 0..PASSES {
             let mut arrived = self.arrived(&keys, start).await?;
@@ -246,8 +249,14 @@ impl Redrive {
                 return Ok(());
             }
             for dead_letter in &arrived {
-                // One that is behind another, which is not selected, stays.
-                self.one(dead_letter, results).await?;
+                if results.leaves_out(dead_letter) {
+                    continue;
+                }
+                match self.one(dead_letter, results).await {
+                    // One that is behind another, which is not selected, stays.
+                    Ok(()) | Err(NotRedriven::Behind) => {}
+                    Err(reason) => results.note(dead_letter, reason, false)?,
+                }
             }
         }
         Err(CliError::no(format!(
@@ -290,37 +299,53 @@ impl Redrive {
         }
     }
 
-    /// Redrives a dead letter. Returns false for one that is behind an older one with its order key.
+    /// Redrives a dead letter.
     async fn one(
         &self,
         dead_letter: &DeadLetterSummary,
         results: &mut Results,
-    ) -> Result<bool, CliError> {
+    ) -> Result<(), NotRedriven> {
         let hex = render::hex(&dead_letter.id);
         if dead_letter.consumer == OUTBOX_CONSUMER {
             self.begin(dead_letter).await?;
             let moved = self.dead_letters.redrive_to_outbox(&dead_letter.id).await;
             if !moved.map_err(unavailable)? {
-                return Err(gone(&hex));
+                return Err(gone(&hex).into());
             }
             print(&format!("{} moved back to the outbox\n", &hex[..12]));
             results.moved += 1;
-            return Ok(true);
+            return Ok(());
         }
         if let Some(key) = &dead_letter.order_key {
             let (consumer, id) = (&*dead_letter.consumer, &dead_letter.id);
             let query = OrderKeyQuery { consumer, key, dead_letter: id, is_redriven: true };
             let state = self.dead_letters.order_key(query).await;
             if state.map_err(|error| unavailable(Box::new(error)))? == OrderKeyState::Blocked {
-                return Ok(false);
+                return Err(NotRedriven::Behind);
             }
         }
         let Some(sink) = &self.sink else {
-            return Err(CliError::usage(
+            let error = CliError::usage(
                 "--to: expected the broker of the consumer, found none: add --to nats://HOST, \
                  amqp://HOST or kafka://HOST",
-            ));
+            );
+            return Err(error.into());
         };
+        self.check_id(dead_letter, &hex)?;
+        let released = self.publish(sink, dead_letter, &hex).await?;
+        results.published += 1;
+        results.released += usize::from(released == Released::Parked);
+        print(&format!("{} published{}\n", &hex[..12], released.text()));
+        if dead_letter.order_key.is_some() && !self.is_file {
+            let waited = self.wait(dead_letter, &hex).await;
+            results.note_wait(&waited);
+            waited?;
+        }
+        Ok(())
+    }
+
+    /// Rejects a message that has no id of its own.
+    fn check_id(&self, dead_letter: &DeadLetterSummary, hex: &str) -> Result<(), CliError> {
         if dead_letter.message_id.is_none() && !self.new_id {
             return Err(CliError::no(format!(
                 "{}: expected a message with an id, found none: add --new-id to redrive it under a new one, or publish \
@@ -335,8 +360,18 @@ impl Redrive {
                 &hex[..12]
             )));
         }
+        Ok(())
+    }
+
+    /// Releases the record of a message, and publishes it.
+    async fn publish(
+        &self,
+        sink: &Arc<dyn MessageSink>,
+        dead_letter: &DeadLetterSummary,
+        hex: &str,
+    ) -> Result<Released, CliError> {
         let contents = self.dead_letters.contents(&dead_letter.id).await.map_err(unavailable)?;
-        let contents = contents.ok_or_else(|| gone(&hex))?;
+        let contents = contents.ok_or_else(|| gone(hex))?;
         let id = match &dead_letter.message_id {
             Some(id) => MessageId::new(id).map_err(CliError::no)?,
             None => {
@@ -353,20 +388,19 @@ impl Redrive {
         let mut message = OutgoingMessage::new(destination, id, contents.payload);
         message.broker_id = Some(format!("{} redrive {} {number}", message.id, &hex[..12]));
         message.key.clone_from(&dead_letter.order_key);
+        message.native = contents.native;
         message.headers = contents.headers;
         let header = DeadLetter::REDRIVE_HEADER;
         message.headers.retain(|(name, _)| !name.eq_ignore_ascii_case(header));
-        message.headers.push((header.to_owned(), hex.clone().into()));
-        sink.publish(&message)
-            .await
-            .map_err(|error| CliError::unavailable(format!("{}: {error}", &hex[..12])))?;
-        results.published += 1;
-        results.released += usize::from(released == Released::Parked);
-        print(&format!("{} published{}\n", &hex[..12], released.text()));
-        if dead_letter.order_key.is_some() && !self.is_file {
-            self.wait(dead_letter, &hex).await?;
-        }
-        Ok(true)
+        message.headers.push((header.to_owned(), hex.to_owned().into()));
+        sink.publish(&message).await.map_err(|error| {
+            let text = format!("{}: {error}", &hex[..12]);
+            match error {
+                PublishError::Rejected(_) => CliError::no(text),
+                _ => CliError::unavailable(text),
+            }
+        })?;
+        Ok(released)
     }
 
     async fn begin(&self, dead_letter: &DeadLetterSummary) -> Result<u64, CliError> {
@@ -424,19 +458,19 @@ impl Redrive {
     }
 
     /// Waits until the consumer has removed the dead letter, before the next one of its order key.
-    async fn wait(&self, dead_letter: &DeadLetterSummary, hex: &str) -> Result<(), CliError> {
+    async fn wait(&self, dead_letter: &DeadLetterSummary, hex: &str) -> Result<(), NotRedriven> {
         let deadline = Instant::now() + self.wait;
         let mut pause = FIRST_POLL;
         while Instant::now() < deadline {
             match self.dead_letters.find(hex).await.map_err(unavailable)?.as_slice() {
                 [] => return Ok(()),
                 [now, ..] if now.last_at != dead_letter.last_at => {
-                    return Err(CliError::no(format!(
+                    return Err(NotRedriven::Failed(CliError::no(format!(
                         "{}: expected the message to be handled, found it parked again ({}): fix the \
                          cause and run the command again; later messages of its order key wait",
                         &hex[..12],
                         now.error
-                    )));
+                    ))));
                 }
                 _ => {
                     sleep(pause).await;
@@ -444,10 +478,10 @@ impl Redrive {
                 }
             }
         }
-        Err(CliError::no(format!(
+        Err(NotRedriven::Unhandled(CliError::no(format!(
             "{}: expected its consumer to handle the message within --wait, found it unhandled: run the \
              command again; later messages of its order key wait",
             &hex[..12]
-        )))
+        ))))
     }
 }

@@ -420,8 +420,8 @@ async fn namespaces(opened: &OpenStore, timeout: Duration) -> Vec<StoreFinding> 
             || users.iter().enumerate().flat_map(|(at, a)| users[..at].iter().map(move |b| (a, b)));
         if let Some(difference) = pairs().find_map(|(a, b)| a.difference(b)) {
             let found = format!(
-                "{found}, which differ in {} for path {}: a key executes once in each",
-                difference.setting, difference.path
+                "{found}, which differ in {} for {}: a key executes once in each",
+                difference.setting, difference.subject
             );
             return StoreFinding::new(
                 Severity::Broken,

@@ -31,6 +31,9 @@ pub(super) enum Bug {
     AcknowledgesByPlace,
     LosesDelayed,
     CutsDelays,
+    KeepsDelayed,
+    PassesDelayed,
+    DeliversFollowers,
     LosesOnDrop,
     ReversesOrder,
     DropsKeys,
@@ -92,6 +95,9 @@ impl<const BUG: u8> BrokerFixture for Broken<BUG> {
     async fn start() -> Self {
         let adapter = Adapter::default();
         adapter.broker.set_delays_from(Duration::ZERO);
+        if !adapter.has(Bug::PassesDelayed) {
+            adapter.broker.set_delays_in_order();
+        }
         Self(Arc::new(adapter))
     }
 
@@ -191,7 +197,8 @@ impl<const BUG: u8> MessageSource for BrokenSource<BUG> {
     }
 
     fn limits(&self) -> SourceLimits {
-        SourceLimits::default().hold_every(Duration::from_millis(100))
+        let limits = SourceLimits::default().hold_every(Duration::from_millis(100));
+        limits.with_order_keys().delays_from(Duration::ZERO).delays_in_order()
     }
 }
 
@@ -237,8 +244,8 @@ impl<const BUG: u8> Delivery for BrokenDelivery<BUG> {
 
     fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
         Box::pin(async move {
-            // In claim mode the rules' short pauses stay with the consumer.
-            if pause < Duration::from_secs(2) {
+            // What is not delayed is held.
+            if self.adapter.has(Bug::HoldsByNak) || self.adapter.has(Bug::KeepsDelayed) {
                 return Ok(false);
             }
             if self.adapter.has(Bug::LosesDelayed) {
@@ -248,6 +255,15 @@ impl<const BUG: u8> Delivery for BrokenDelivery<BUG> {
             let pause = if self.adapter.has(Bug::CutsDelays) { pause / 2 } else { pause };
             self.delivery.delay(pause).await
         })
+    }
+
+    fn return_behind_delayed(&self) -> bool {
+        self.delivery.return_behind_delayed()
+    }
+
+    fn keep_followers(&self) -> bool {
+        let delivers = [Bug::KeepsDelayed, Bug::DeliversFollowers];
+        !delivers.iter().any(|bug| self.adapter.has(*bug)) && self.delivery.keep_followers()
     }
 }
 

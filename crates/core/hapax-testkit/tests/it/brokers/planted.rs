@@ -58,5 +58,9 @@ found! {
     finds_letters_without_their_data: DropsHeaders => a_dead_letter_is_published_with_its_data
     finds_effects_that_are_missing: AcknowledgesOnReceipt => a_shutdown_loses_no_message
     finds_second_effects: MakesIds => each_id_has_one_effect
-    finds_waiting_messages_that_come_again: HoldsByNak => a_message_that_waits_for_its_next_attempt_is_held
+    finds_waiting_messages_that_come_again: HoldsByNak => a_message_that_waits_for_its_next_attempt_is_not_handled_before
+    finds_waiting_messages_that_stay: KeepsDelayed => messages_that_fail_keep_no_other_from_being_handled
+    finds_messages_that_pass_a_delayed_one_of_their_key: PassesDelayed => an_order_key_that_waits_keeps_no_other_key_from_being_handled
+    finds_messages_behind_a_delayed_one_that_stay: KeepsDelayed => an_order_key_that_waits_keeps_no_other_key_from_being_handled
+    finds_messages_behind_one_that_stays: DeliversFollowers => an_order_key_whose_message_stays_keeps_no_other_key_from_being_handled
 }

@@ -1,12 +1,19 @@
 //! Tests of the state of a partition.
 
+use std::time::Duration;
+
 use super::*;
 
-const LIMITS: PartitionLimits = PartitionLimits { records: 4, bytes: 1000, uncommitted: 6 };
+const LIMITS: PartitionLimits =
+    PartitionLimits { records: 4, bytes: 1000, uncommitted: 6, waiting: 3 };
 const TIME: i64 = 1_790_000_000_000;
 
 fn identity(offset: i64) -> RecordIdentity {
     RecordIdentity { timestamp_ms: TIME + offset, checksum: Some(7) }
+}
+
+fn handled(offset: i64) -> TopicCheck {
+    TopicCheck { offset, expected: identity(offset) }
 }
 
 fn record(offset: i64) -> Box<Record> {
@@ -14,7 +21,7 @@ fn record(offset: i64) -> Box<Record> {
 }
 
 fn open(offset: i64, end: i64) -> Commit {
-    let handled = (offset > 0).then(|| identity(offset - 1));
+    let handled = (offset > 0).then(|| handled(offset - 1));
     Commit { offset, metadata: CommitMetadata::Open { end, handled } }
 }
 
@@ -74,7 +81,12 @@ fn a_commit_opens_records_once_half_of_the_open_ones_are_delivered() {
 
 #[test]
 fn a_commit_opens_more_records_the_faster_they_are_delivered() {
-    let limits = PartitionLimits { records: 1_000, bytes: usize::MAX, uncommitted: 100_000 };
+    let limits = PartitionLimits {
+        records: 1_000,
+        bytes: usize::MAX,
+        uncommitted: 100_000,
+        waiting: 10_000,
+    };
     let mut partition = Partition::new(limits, 1, 0, None, (0, 0));
     for offset in 0..10_000 {
         partition.accept(offset, record(offset)).unwrap();
@@ -112,7 +124,7 @@ fn the_committed_offset_does_not_pass_an_unacknowledged_record() {
     assert_eq!(partition.last_commit(), Some(open(0, 5)));
     partition.acknowledge(0, 10);
     assert_eq!(commit(&mut partition), Some(open(5, 8)));
-    let clean = CommitMetadata::Clean { handled: Some(identity(4)) };
+    let clean = CommitMetadata::Clean { handled: Some(handled(4)) };
     assert_eq!(partition.last_commit(), Some(Commit { offset: 5, metadata: clean }));
     assert_eq!((partition.delivered(), partition.bytes, partition.tracked.len()), (0, 0, 0));
 }
@@ -162,7 +174,12 @@ fn records_before_the_commit_are_no_suspects_after_a_rewind() {
 
 #[test]
 fn each_commit_contains_the_suspects_of_unknown_metadata() {
-    let limits = PartitionLimits { records: 1_000, bytes: usize::MAX, uncommitted: 100_000 };
+    let limits = PartitionLimits {
+        records: 1_000,
+        bytes: usize::MAX,
+        uncommitted: 100_000,
+        waiting: 10_000,
+    };
     let unknown = Commit { offset: 0, metadata: CommitMetadata::Unknown };
     let mut partition = Partition::new(limits, 1, 0, Some(unknown), (0, 800));
     partition.accept(0, record(0)).unwrap();
@@ -195,7 +212,7 @@ fn a_returned_record_is_delivered_again_before_later_ones() {
 
 #[test]
 fn a_partition_pauses_at_each_limit_and_resumes_below_seven_eighths_of_it() {
-    let limits = PartitionLimits { records: 16, bytes: 1000, uncommitted: 100 };
+    let limits = PartitionLimits { records: 16, bytes: 1000, uncommitted: 100, waiting: 100 };
     let mut partition = Partition::new(limits, 1, 0, Some(open(0, 100)), (0, 0));
     for offset in 0..15 {
         partition.accept(offset, record(offset)).unwrap();
@@ -318,4 +335,166 @@ fn a_log_whose_start_or_end_goes_back_is_unverified_and_one_that_is_too_short_is
     assert!(partition.begin_check());
     assert_eq!(partition.end_check((7, 9)), Ok(false));
     assert!(partition.is_verified());
+}
+
+#[test]
+fn control_records_are_passed_once_every_record_before_them_is_acknowledged() {
+    let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 8)), (0, 3));
+    partition.accept(0, record(0)).unwrap();
+    partition.pass(3);
+    assert_eq!(partition.next(), 1, "a record is unacknowledged");
+    deliver_one(&mut partition).unwrap();
+    partition.acknowledge(0, 10);
+    partition.pass(3);
+    let passed =
+        Commit { offset: 3, metadata: CommitMetadata::Open { end: 8, handled: Some(handled(0)) } };
+    assert_eq!((partition.next(), partition.commit()), (3, Some(passed)));
+    // The next owner compares the record that was handled.
+    let metadata = CommitMetadata::parse(&passed.metadata.text(3), 3);
+    let next_owner = || Partition::new(LIMITS, 2, 3, Some(Commit { offset: 3, metadata }), (0, 3));
+    assert_eq!((next_owner().fetch_from(), next_owner().next()), (0, 3));
+    assert_eq!(next_owner().accept(0, record(0)), Ok(()));
+    let other = Box::new(Record { identity: identity(7), ..*record(0) });
+    assert_eq!(next_owner().accept(0, other).unwrap_err().offset, 0);
+    // Retention may delete the records before, but no further ones.
+    partition.unverify();
+    partition.pass(4);
+    assert!(partition.begin_check());
+    assert_eq!(partition.end_check((3, 3)), Ok(false));
+    assert!(partition.is_verified() && partition.next() == 3);
+    // The position in a database is that of records.
+    partition.accept(5, record(5)).unwrap();
+    let (_, delivered) = deliver_one(&mut partition).unwrap();
+    assert_eq!(delivered.from, 1);
+    // An unconfirmed record is fetched again from where the control records end.
+    partition.acknowledge(5, 10);
+    partition.pass(7);
+    partition.accept(7, record(7)).unwrap();
+    partition.unverify();
+    assert_eq!(partition.next(), 7);
+}
+
+#[test]
+fn a_log_that_lacks_the_record_before_the_committed_offset_is_passed_too() {
+    // The record 2 was handled, and 3 and 4 are control records.
+    let clean = CommitMetadata::Clean { handled: Some(handled(2)) };
+    let stored = Some(Commit { offset: 5, metadata: clean });
+    let mut partition = Partition::new(LIMITS, 1, 5, stored, (0, 7));
+    assert_eq!(partition.fetch_from(), 2);
+    partition.pass(2);
+    assert_eq!((partition.next(), partition.fetch_from()), (5, 2), "it is not fetched yet");
+    partition.pass(7);
+    assert_eq!((partition.next(), partition.fetch_from()), (7, 7));
+    assert_eq!(partition.commit(), Some(Commit { offset: 7, metadata: clean }));
+}
+
+#[test]
+fn nothing_is_committed_of_a_new_partition_before_the_age_of_its_first_record_is_known() {
+    let new = |watermarks| Partition::new(LIMITS, 1, 0, None, watermarks).await_age();
+    let mut partition = new((0, 3));
+    assert_eq!((partition.commit(), partition.last_commit()), (None, None));
+    assert_eq!(partition.offsets_from(1), 2);
+    partition.accept(0, record(0)).unwrap();
+    assert!(!partition.awaits_age() && partition.commit().is_some());
+    // Without records, with control records only, and with a commit.
+    assert!(new((0, 0)).commit().is_some());
+    let mut passed = new((0, 3));
+    passed.pass(1);
+    assert!(passed.awaits_age() && passed.commit().is_none(), "a record may follow");
+    passed.pass(3);
+    assert!(passed.commit().is_some());
+    let committed = Partition::new(LIMITS, 1, 0, Some(open(0, 8)), (0, 3)).await_age();
+    assert!(!committed.awaits_age());
+}
+
+#[test]
+fn a_record_that_was_given_back_and_later_ones_of_its_key_wait_and_take_no_place() {
+    let of = |offset: i64, key: &str| {
+        let message = Message::new("kafka://orders", "x").with_key(key);
+        Box::new(Record { message, bytes: 10, identity: identity(offset), ..Record::default() })
+    };
+    let limits = PartitionLimits { records: 3, bytes: 1000, uncommitted: 100, waiting: 4 };
+    let mut partition = Partition::new(limits, 1, 0, None, (0, 0));
+    for (offset, key) in ["a", "a", "b"].into_iter().enumerate() {
+        partition.accept(offset as i64, of(offset as i64, key)).unwrap();
+    }
+    assert!(partition.is_paused());
+    partition.confirm();
+    commit(&mut partition);
+    let first = partition.deliver().unwrap();
+    let follower = partition.deliver().unwrap();
+    assert!(!partition.return_behind(1, &follower.1));
+    // The first is delayed while the second one is with the consumer.
+    let until = Instant::now();
+    partition.delay(0, until, first.1, Some("a"));
+    assert!(!partition.return_behind(0, &follower.1), "it is the first");
+    assert!(partition.return_behind(1, &follower.1));
+    assert_eq!(partition.delivered(), 0);
+    assert_eq!(deliver(&mut partition), [(2, false)]);
+    assert!(!partition.is_paused() && partition.full_limit().is_none());
+    // Until the limit of those that wait.
+    for offset in 3..5 {
+        assert!(!partition.is_paused());
+        partition.accept(offset, of(offset, "a")).unwrap();
+        partition.confirm();
+        commit(&mut partition);
+        assert_eq!(deliver(&mut partition), []);
+    }
+    assert!(partition.is_paused());
+    assert_eq!(partition.full_limit(), Some(("max_waiting", 4)), "although 2 is in progress");
+    partition.acknowledge(2, 10);
+    assert_eq!(partition.full_limit(), Some(("max_waiting", 4)));
+    // After its pause the first one comes again, alone until it is acknowledged.
+    partition.end_delay(0, until + Duration::from_secs(1));
+    assert_eq!(deliver(&mut partition), [], "its pause has not ended");
+    partition.end_delay(0, until);
+    assert_eq!(deliver(&mut partition), [(0, true)]);
+    for next in [(1, true), (3, false), (4, false)] {
+        let first = partition.tracked.iter().find(|it| !it.is_acknowledged).unwrap().offset;
+        assert!(partition.acknowledge(first, 10));
+        assert_eq!(deliver(&mut partition), [next]);
+    }
+    assert_eq!((partition.full_limit(), partition.waiting.records()), (None, 0));
+    assert!(!partition.acknowledge(4, 10));
+    assert!(!partition.waiting.follows(Some("a"), 9), "none is left");
+}
+
+#[test]
+fn a_limit_of_waiting_records_is_full_although_a_limit_of_others_is_reached_too() {
+    let limits = PartitionLimits { records: 1, bytes: 1000, uncommitted: 100, waiting: 1 };
+    let mut partition = Partition::new(limits, 1, 0, Some(open(0, 100)), (0, 0));
+    for offset in 0..2 {
+        partition.accept(offset, record(offset)).unwrap();
+    }
+    let first = deliver_one(&mut partition).unwrap();
+    assert_eq!(partition.full_limit(), None);
+    partition.delay(0, Instant::now(), first.1, None);
+    deliver_one(&mut partition).unwrap();
+    assert_eq!(partition.full_limit(), Some(("max_waiting", 1)));
+}
+
+#[test]
+fn a_record_that_returns_late_is_not_passed_by_one_that_was_delivered_before() {
+    let of = |offset: i64| {
+        let message = Message::new("kafka://orders", "x").with_key("a");
+        Box::new(Record { message, bytes: 10, identity: identity(offset), ..Record::default() })
+    };
+    let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 100)), (0, 0));
+    for offset in 0..4 {
+        partition.accept(offset, of(offset)).unwrap();
+    }
+    partition.confirm();
+    let records: Vec<_> = std::iter::from_fn(|| partition.deliver()).collect();
+    // The first one stays with the consumer.
+    partition.keep_followers(0, "a");
+    assert!(!partition.return_behind(0, &records[0].1));
+    assert!(partition.return_behind(1, &records[1].1));
+    assert!(partition.acknowledge(0, 10));
+    // Delivered before, its turn comes now: the record 1 is before it.
+    assert!(partition.return_behind(2, &records[2].1));
+    assert_eq!(deliver(&mut partition), [(1, true)]);
+    assert!(partition.acknowledge(1, 10));
+    assert_eq!(deliver(&mut partition), [(2, true)]);
+    assert!(!partition.acknowledge(2, 10));
+    assert!(!partition.return_behind(3, &records[3].1), "none is before it");
 }

@@ -12,6 +12,8 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 /// Partitions of the topic.
@@ -114,7 +116,13 @@ impl Cluster {
 
     /// Returns the builder of a source with short times.
     pub(crate) fn source(&self) -> KafkaSourceBuilder {
+        self.source_with(("client.id", "test"))
+    }
+
+    /// Returns the builder of a source with short times and a property.
+    pub(crate) fn source_with(&self, property: (&str, &str)) -> KafkaSourceBuilder {
         let properties = [
+            property,
             ("bootstrap.servers", self.bootstrap()),
             ("session.timeout.ms", "3000"),
             ("heartbeat.interval.ms", "200"),
@@ -152,6 +160,44 @@ impl Cluster {
                 .expect("a client")
                 .expect("it is confirmed");
         }
+    }
+
+    /// Appends the record by which a transaction is committed, as a broker does.
+    pub(crate) async fn append_control_record(&self, partition: i32) {
+        // Length, attributes, deltas, key (version 0, type 1), value (version 0, epoch 0), no headers.
+        let record = [32, 0, 0, 0, 8, 0, 0, 0, 1, 12, 0, 0, 0, 0, 0, 0, 0];
+        let mut batch = Vec::new();
+        batch.extend(0_i64.to_be_bytes()); // base offset
+        batch.extend((49 + i32::try_from(record.len()).unwrap()).to_be_bytes());
+        batch.extend(0_i32.to_be_bytes()); // leader epoch
+        batch.push(2); // magic
+        batch.extend(0_u32.to_be_bytes()); // checksum, which nothing checks here
+        batch.extend(0x30_i16.to_be_bytes()); // a control record of a transaction
+        batch.extend(0_i32.to_be_bytes()); // last offset delta
+        batch.extend([1_790_000_000_000_i64; 2].map(i64::to_be_bytes).concat());
+        batch.extend(1_i64.to_be_bytes()); // producer
+        batch.extend(0_i16.to_be_bytes());
+        batch.extend((-1_i32).to_be_bytes()); // sequence
+        batch.extend(1_i32.to_be_bytes()); // records
+        batch.extend(record);
+        let length = |text: &str| i16::try_from(text.len()).unwrap().to_be_bytes();
+        let mut request = Vec::new();
+        request.extend([0_i16, 3].map(i16::to_be_bytes).concat()); // Produce, version 3
+        request.extend(1_i32.to_be_bytes());
+        request.extend(length("test"));
+        request.extend(b"test");
+        request.extend([-1_i16, -1].map(i16::to_be_bytes).concat()); // no transaction, all replicas
+        request.extend([10_000_i32, 1].map(i32::to_be_bytes).concat());
+        request.extend(length(&self.topic));
+        request.extend(self.topic.as_bytes());
+        let size = i32::try_from(batch.len()).unwrap();
+        request.extend([1, partition, size].map(i32::to_be_bytes).concat());
+        request.extend(batch);
+        let mut broker = TcpStream::connect(self.bootstrap()).await.unwrap();
+        let size = i32::try_from(request.len()).unwrap().to_be_bytes();
+        broker.write_all(&[&size[..], &request].concat()).await.unwrap();
+        let answer = timeout(LIMIT, broker.read_i32()).await.expect("an answer").unwrap();
+        assert!(answer > 0);
     }
 
     /// Commits as another program does.

@@ -2,6 +2,7 @@
 
 pub(crate) mod cluster;
 mod faults;
+mod records;
 mod recreated;
 mod source;
 mod suite;

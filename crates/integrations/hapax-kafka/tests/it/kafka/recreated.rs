@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
-use hapax_kafka::{KafkaSink, KafkaSource};
+use hapax_kafka::{KafkaSink, KafkaSource, KafkaSourceBuilder};
 use hapax_messages::{
     AcquiredPosition, MessageId, MessageSink as _, MessageSource as _, OutgoingMessage, Partition,
     PositionError, PositionStep, PositionStore, PublishError,
@@ -137,24 +137,43 @@ async fn another_record_with_the_timestamp_of_the_handled_one_stops_the_partitio
     let source = cluster.started(cluster.source()).await;
     cluster.publish(0, records(0..3)).await;
     handle(&source, 3).await;
+    for _ in 0..2 {
+        cluster.append_control_record(0).await;
+    }
+    cluster.until(0, |it| it.offset == Some(5)).await;
     source.close().await;
     let metadata = cluster.positions()[0].metadata.clone();
     let parts: Vec<_> = metadata.split(' ').collect();
-    let ["hapax1", "clean", timestamp, checksum] = parts[..] else { panic!("{metadata}") };
+    let ["hapax1", "clean", timestamp, checksum, "2"] = parts[..] else { panic!("{metadata}") };
     cluster.publish(0, records(3..4)).await;
-    // The record of another topic has another checksum; an earlier release has written none.
+    // The record of another topic has another checksum; an earlier release has written none, and no offset.
     let other: String = checksum.chars().rev().collect();
-    for (group, checksum) in [("same", checksum), ("earlier", ""), ("other", &*other)] {
+    let mut builders = Vec::new();
+    for (group, offset, words) in [
+        ("same", 3, checksum.to_owned()),
+        ("earlier", 3, String::new()),
+        ("other", 3, other.clone()),
+        ("same after control records", 5, format!("{checksum} 2")),
+        ("other after control records", 5, format!("{other} 2")),
+    ] {
         cluster.set_group(group);
-        cluster.commit(0, 3, format!("hapax1 clean {timestamp} {checksum}").trim_end());
-        let source = cluster.started(cluster.source()).await;
-        if group == "other" {
-            let cause = stopped(&source).await;
-            assert!(cause.contains("found one with another key, header or payload"), "{cause}");
-        } else {
-            assert_eq!(handle(&source, 1).await, ["r-3"]);
-        }
+        cluster.commit(0, offset, format!("hapax1 clean {timestamp} {words}").trim_end());
+        builders.push((group, cluster.source()));
     }
+    // At a time: the brokers wait three seconds for each group.
+    let check = |(group, builder): (&'static str, KafkaSourceBuilder)| {
+        let cluster = &cluster;
+        async move {
+            let source = cluster.started(builder).await;
+            if group.starts_with("other") {
+                let cause = stopped(&source).await;
+                assert!(cause.contains("found one with another key, header or payload"), "{cause}");
+            } else {
+                assert_eq!(handle(&source, 1).await, ["r-3"], "{group}");
+            }
+        }
+    };
+    futures_util::future::join_all(builders.into_iter().map(check)).await;
 }
 
 /// Lines of a log.

@@ -108,7 +108,7 @@ impl BatchState {
                     self.apply_in_parts(batch, true).await;
                 }
                 Queued::Suspect(item) => {
-                    self.deliver_single(item, false, AttemptState::default()).await;
+                    self.deliver_single(item, false, AttemptState::default(), None).await;
                 }
                 Queued::Unhandled { delivery, unhandled, _slot } => {
                     if !delivery.has_ended() {

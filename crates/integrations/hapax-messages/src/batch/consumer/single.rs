@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{Entropy, Timestamp};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{AFTER_ERROR, BatchState, IN_FLIGHT_PAUSE};
 use crate::batch::{BatchAttempt, BatchError, BatchItem, EntryState};
-use crate::consumer::until_ended;
+use crate::consumer::{CountedRetry, until_ended};
 use crate::dead_letter::{BLOCKED, CRASHED, DeadLetterReason, EXHAUSTED, MISMATCH, TOO_OLD};
 use crate::handler::MessageFailure;
 use crate::id::{MessageId, MessageIdError};
@@ -47,6 +48,12 @@ impl AttemptState {
     pub(super) fn may_end(&self) -> bool {
         self.counted.is_none() && (self.last_error.is_none() || self.is_noted)
     }
+
+    /// Returns whether the message may be delayed: the database has its failure. Otherwise this delivery would count as
+    /// a crash.
+    fn may_delay(&self) -> bool {
+        self.counted.is_none() && self.is_noted
+    }
 }
 
 /// A message that is tried alone after a pause.
@@ -83,17 +90,66 @@ impl BatchState {
         }
     }
 
-    /// Handles a message alone until it is acknowledged, or the consumer drains.
-    pub(super) async fn deliver_single(
-        &self,
+    /// Pauses before the next attempt of a message. Returns false if the consumer drains, if the message was delayed
+    /// to the source, or if the delivery has ended. Before the last two the database has what the next owner needs, which
+    /// handles the message alone because it is a redelivery. In positions mode the messages behind it wait for it.
+    /// Otherwise `retry` counts it.
+    async fn pause_before<'a>(
+        &'a self,
+        item: &BatchItem,
+        attempt_state: &AttemptState,
+        pause: Duration,
+        retry: &mut Option<CountedRetry<'a>>,
+    ) -> bool {
+        retry.get_or_insert_with(|| self.waits.begin_retry(&*item.delivery));
+        let is_up = *self.database_is_up.borrow();
+        if !self.has_positions
+            && attempt_state.may_delay()
+            && is_up
+            && self.waits.delay(&item.delivery, pause, self.inbox.consumer(), &self.counters).await
+        {
+            return false;
+        }
+        let _waiting = is_up.then(|| self.waits.begin());
+        tokio::select! {
+            biased;
+            () = until_ended(&*item.delivery), if attempt_state.may_end() => false,
+            continues = self.pause(pause) => continues,
+        }
+    }
+
+    /// Waits for all transactions, in its turn among the messages that are handled alone. Returns `None` if the consumer
+    /// drains.
+    async fn alone(&self) -> Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)> {
+        let mut draining = self.is_draining.subscribe();
+        let turn = tokio::select! {
+            biased;
+            _ = draining.wait_for(|draining| *draining) => None,
+            turn = self.waits.share() => turn,
+        };
+        Some((turn?, self.permits(true).await?))
+    }
+
+    /// Handles a message alone after a pause.
+    pub(super) async fn retry(&self, Retry { item, pause, attempt_state }: Retry) {
+        let mut retry = None;
+        if self.pause_before(&item, &attempt_state, pause, &mut retry).await {
+            self.deliver_single(item, false, attempt_state, retry).await;
+        }
+    }
+
+    /// Handles a message alone until it is acknowledged, or the consumer drains. `retry` counts it, if it was tried before.
+    pub(super) async fn deliver_single<'a>(
+        &'a self,
         item: BatchItem,
         is_old: bool,
         mut attempt_state: AttemptState,
+        mut retry: Option<CountedRetry<'a>>,
     ) {
         let first_at = self.clock.now();
         loop {
             let single = {
-                let Some(_alone) = self.permits(true).await else { return };
+                let Some(_alone) = self.alone().await else { return };
                 // An attempt that was counted goes on, or it would count as a crash.
                 if attempt_state.counted.is_none() && item.delivery.has_ended() {
                     return;
@@ -101,7 +157,7 @@ impl BatchState {
                 self.single(&item, is_old, first_at, &mut attempt_state).await
             };
             let Some(pause) = self.conclude(&item, single).await else { return };
-            if !self.pause_before(&item, &attempt_state, pause).await {
+            if !self.pause_before(&item, &attempt_state, pause, &mut retry).await {
                 return;
             }
         }

@@ -181,6 +181,35 @@ async fn a_message_that_was_terminated_is_not_found_again_while_an_earlier_one_i
 }
 
 #[tokio::test]
+async fn a_message_that_waits_at_the_server_comes_to_the_client_that_replaces_one_which_has_ended()
+{
+    let server = NatsServer::start().await;
+    let _context = context(&server).await;
+    let source = source(NatsConnector::new(server.url()), &[]).await;
+    let pause = Duration::from_secs(1);
+    server.publish_raw(b"orders.created", &headers(HEADERS.last().unwrap().0, "m-1"), b"x").await;
+    assert!(receive(&source).await[0].delay(pause).await.unwrap());
+    server.publish_raw(b"orders.created", &headers(HEADERS[0].0, "m-2"), b"x").await;
+    let (mut delays, mut is_terminated) = (0, false);
+    while delays < 2 || !is_terminated {
+        for delivery in receive(&source).await {
+            if delivery.unreadable().is_some() {
+                // The server would deliver it to the client, which would end.
+                assert!(!delivery.delay(pause).await.unwrap() && !delivery.was_delayed());
+                is_terminated |= delivery.acknowledge().await.is_ok();
+                continue;
+            }
+            assert!(delivery.was_delayed());
+            // The client may have ended again meanwhile.
+            delays += u32::from(delivery.delay(pause).await.unwrap_or(false));
+        }
+    }
+    let stats = source.stats();
+    assert!(stats.unreadable > 0 && !stats.ends_often);
+    assert!(stats.connection_ends > 0 && source.full_limit().is_none());
+}
+
+#[tokio::test]
 async fn a_client_that_has_ended_is_an_error_without_a_connector() {
     let server = NatsServer::start().await;
     let context = context(&server).await;

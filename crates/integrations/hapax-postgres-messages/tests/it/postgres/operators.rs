@@ -48,6 +48,52 @@ async fn a_letter_is_stored_once_and_read_back() {
 }
 
 #[tokio::test]
+async fn the_native_form_of_a_message_is_read_back_and_is_no_header() {
+    let server = server().await;
+    let dead_letters = PgDeadLetterStore::new(&connections(&server));
+    // One of its producer is a header.
+    for native in [None, Some(vec![0, 255].into())] {
+        let mut letter = dead_letter(&format!("{native:?}"), None).native(native.clone());
+        letter.message = letter.message.with_header("hapax-native", "kafka/1 3 null bytes \n");
+        dead_letters.park(&letter).await.unwrap();
+        let contents = dead_letters.contents(&letter.id).await.unwrap().unwrap();
+        assert_eq!((contents.native, contents.headers), (native, letter.message.headers));
+    }
+}
+
+#[tokio::test]
+async fn a_letter_whose_id_is_not_in_the_inbox_of_the_database_is_found() {
+    let server = server().await;
+    let dead_letters = PgDeadLetterStore::new(&connections(&server));
+    let [batch, handled, claim, redriven] =
+        ["m-1", "m-2", "m-3", "m-4"].map(|id| dead_letter(id, None));
+    let mut without_id = dead_letter("m-5", None);
+    without_id.message_id = None;
+    for letter in [&batch, &handled, &claim, &redriven, &without_id] {
+        dead_letters.park(letter).await.unwrap();
+    }
+    let park = "SELECT hapax_inbox('orders', ARRAY['m-1', 'm-2']); \
+                SELECT hapax_inbox_park('orders', 'm-1')";
+    server.sql("postgres", park).await;
+    dead_letters.begin_redrive(&redriven.id, "ann", "again").await.unwrap();
+    let found = async |ids: &[[u8; 32]]| dead_letters.first_not_in_inbox(ids).await.unwrap();
+    let ids = [batch.id, handled.id, redriven.id, without_id.id, [7; 32]];
+    assert_eq!(found(&ids).await, None);
+    let all = [batch.id, claim.id];
+    assert_eq!(found(&all).await, Some(claim.id));
+    // Parked again after its redrive, whatever the clock of its consumer shows.
+    for (letter, again) in [(&claim, Some(claim.id)), (&redriven, Some(redriven.id))] {
+        dead_letters.begin_redrive(&letter.id, "ann", "again").await.unwrap();
+        assert_eq!(found(&[letter.id]).await, None);
+        dead_letters.park(letter).await.unwrap();
+        assert_eq!(found(&[letter.id]).await, again);
+    }
+    let position = "SELECT hapax_position_set('orders', 'topic', 0, 4)";
+    server.sql("postgres", position).await;
+    assert_eq!(found(&all).await, None, "its consumer is in positions mode");
+}
+
+#[tokio::test]
 async fn only_the_oldest_letter_of_a_key_is_not_behind_another_one() {
     let server = server().await;
     let dead_letters = PgDeadLetterStore::new(&connections(&server));

@@ -3,6 +3,7 @@
 mod crashes;
 mod delays;
 mod malformed;
+mod redriven;
 mod sink;
 mod source;
 mod suite;

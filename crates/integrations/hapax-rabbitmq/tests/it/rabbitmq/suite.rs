@@ -11,31 +11,51 @@ use super::{channel, declare};
 
 hapax_testkit::broker_suite!(super::suite::Rabbit);
 
+/// Rules of messages without an order, which go to delay queues.
+mod delays {
+    use super::Rabbit;
+
+    type Unordered = Rabbit<false>;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn messages_that_fail_keep_no_other_from_being_handled() {
+        hapax_testkit::messages::suite::messages_that_fail_keep_no_other_from_being_handled::<
+            Unordered,
+        >()
+        .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn each_id_has_one_effect() {
+        hapax_testkit::messages::suite::each_id_has_one_effect::<Unordered>().await;
+    }
+}
+
 /// Size of a message that the server takes.
 const LIMIT: usize = 1 << 20;
 
 const QUEUE: &str = "orders";
 
-/// A server, with a proxy before sources and sinks.
-struct Rabbit {
+/// A server, with a proxy before sources and sinks, and whether messages have order keys.
+struct Rabbit<const IS_ORDERED: bool = true> {
     server: RabbitMqServer,
     proxy: FaultProxy,
 }
 
-impl Rabbit {
+impl<const IS_ORDERED: bool> Rabbit<IS_ORDERED> {
     fn url(&self) -> String {
         RabbitMqServer::url_at(self.proxy.address())
     }
 }
 
-impl BrokerFixture for Rabbit {
+impl<const IS_ORDERED: bool> BrokerFixture for Rabbit<IS_ORDERED> {
     type Source = RabbitSource;
     type Sink = RabbitSink;
 
     const ACK_TIMEOUT: Option<Duration> = None;
     const LARGE: usize = LIMIT;
     const TOO_LARGE: &'static [usize] = &[LIMIT + 1, 3 << 20];
-    const KEEPS_ORDER: bool = true;
+    const KEEPS_ORDER: bool = IS_ORDERED;
     const MARKS_REDELIVERIES: bool = true;
 
     async fn start() -> Self {
@@ -48,7 +68,10 @@ impl BrokerFixture for Rabbit {
     }
 
     async fn source(&self) -> RabbitSource {
-        let order_key = RabbitOrderKey::Header("message-order-key".to_owned());
+        let order_key = match IS_ORDERED {
+            true => RabbitOrderKey::Header("message-order-key".to_owned()),
+            false => RabbitOrderKey::None,
+        };
         let builder = RabbitSource::builder(self.url(), QUEUE).order_key(order_key);
         builder.delay_from(Some(Duration::from_secs(2))).start().await.unwrap()
     }
@@ -62,7 +85,7 @@ impl BrokerFixture for Rabbit {
     }
 
     async fn unacknowledged(&self) -> u64 {
-        self.server.messages(QUEUE).await
+        self.server.messages_of_all_queues().await.unwrap_or(u64::MAX)
     }
 
     async fn deliveries(&self) -> Option<u64> {

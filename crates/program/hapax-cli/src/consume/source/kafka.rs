@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use hapax_kafka::{KafkaSource, KafkaSourceBuilder};
+use hapax_kafka::{KafkaSource, KafkaSourceBuilder, KafkaStartAt};
 
-use super::super::args::{LimitArgs, SourceArgs};
+use super::super::args::{LimitArgs, SourceArgs, StartAtArg};
 use crate::exit::CliError;
 use crate::messages::{SERVERS, not_started};
 
@@ -58,7 +58,14 @@ impl KafkaPlan {
         ])?;
         // A paused partition is resumed below seven eighths of its limits. With twice those of the consumer that is the
         // case while the consumer can receive, although it holds messages of the partition for their next attempts.
+        let start_at = match args.start_at {
+            None | Some(StartAtArg::Earliest) => KafkaStartAt::Earliest,
+            Some(StartAtArg::Latest) => KafkaStartAt::Latest,
+            Some(StartAtArg::Time(at)) => KafkaStartAt::Time(at),
+        };
         let builder = KafkaSource::builder(properties, topics.split(','), consumer)
+            .start_at(start_at)
+            .retention(limits.retention)
             .max_unacknowledged(limits.max_unacknowledged.get().saturating_mul(2))
             .max_unacknowledged_bytes(limits.max_unacknowledged_bytes.get().saturating_mul(2));
         match args.order_by.as_deref() {
@@ -107,6 +114,7 @@ mod tests {
             delivery_limit: None,
             consumer_timeout: None,
             broker: BrokerArgs::default(),
+            start_at: None,
             properties: PropertyArgs { file: None },
         };
         let Limits { limits } = Limits::parse_from(["hapax"]);

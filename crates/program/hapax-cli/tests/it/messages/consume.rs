@@ -95,6 +95,8 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
             "--queue: expected the queue of a RabbitMQ server, found none",
         ),
         (&[("--kafka-properties", "/hidden")], "expected Kafka brokers in --from"),
+        (&[("--start-at", "latest")], "--start-at: expected Kafka brokers in --from"),
+        (&[("--start-at", "now")], "expected earliest, latest, or a time in UTC such as"),
         (&[("--delivery-limit", "0")], "expected a number of at least 1, or none"),
         (&[("--from", "nats://u:hidden@a")], "--from: expected a URL without a password or token"),
         (&[("--from", "nats://hidden@a")], "set HAPAX_BROKER instead"),

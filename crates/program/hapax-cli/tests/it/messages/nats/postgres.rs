@@ -328,7 +328,11 @@ async fn a_redrive_says_what_it_did_not_do_for_a_consumer_with_a_file() {
     let broker = world.broker.url();
     let redrive = ["messages", "redrive", "--consumer", "invoices", "--reason", "a test"];
     let redrive = [&redrive[..], &["--to", &broker, "--database", &url]].concat();
-    let said = blocking(|| ok(&redrive));
+    let (code, said) = blocking(|| refused(&redrive));
+    let expected = "--store: expected the store of the consumer invoices, since its inbox is not in --database";
+    assert!(code == 64 && said.contains(expected), "{code} {said}");
+    assert_eq!(world.sql("SELECT sum(redrives) FROM hapax_dead_letters").await, "0");
+    let said = blocking(|| ok(&[&redrive[..], &["--force"]].concat()));
     assert!(said.contains("1 published, records released: none"), "{said}");
     assert!(said.contains("run the command again with the --store"), "{said}");
     let store = format!("file:{}", path.display());

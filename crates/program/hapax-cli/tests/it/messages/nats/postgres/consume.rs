@@ -1,7 +1,10 @@
 //! `hapax consume` with a real broker, stores in a file and in PostgreSQL, and a service that checks ids.
 
+mod failing;
 mod faults;
 mod python;
+mod redrives;
+mod settings;
 mod unreadable;
 
 use std::collections::BTreeSet;

@@ -131,6 +131,7 @@ async fn a_destination_that_commands_the_broker_becomes_a_dead_letter_also_when_
         "c",
         "--to",
         &broker,
+        "--force",
         "--reason",
         "x",
     ];
