@@ -37,6 +37,9 @@ use self::poll::Poller;
 use self::state::{Delivered, PollSettings, Shared};
 use crate::config::{KafkaStartError, Properties, is_topic};
 
+/// Pause before a second request for a topic that a broker does not know.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Offset at which a partition begins that has no committed offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -45,7 +48,9 @@ pub enum KafkaStartAt {
     #[default]
     Earliest,
     /// The end of the log at the time of the assignment. Earlier records are not received. A partition that is added
-    /// while the process runs begins at its first record; one that was added while none ran begins at its end.
+    /// while the process runs begins at its first record; one that was added before its process started begins at its
+    /// end, also while others of the group ran. Once the group has committed offsets of all partitions, start with
+    /// [`Earliest`](Self::Earliest), which begins with each record of those that are added.
     Latest,
     /// The first record whose timestamp is at or after this time; the end of the log if there is none.
     Time(Timestamp),
@@ -200,8 +205,8 @@ impl KafkaSourceBuilder {
         let runtime = Handle::current();
         // If this future is dropped, the source is too once it has joined, and leaves the group.
         let started = tokio::task::spawn_blocking(move || {
-            let shared = join(&config, topics, settings, runtime)?;
-            Ok(KafkaSource { shared, limits, group })
+            let shared = join(&config, topics, settings, runtime.clone())?;
+            Ok(KafkaSource { shared, runtime, limits, group })
         });
         // After an error the runtime ends.
         started.await.unwrap_or(Err(KafkaStartError::Client(KafkaError::Canceled)))
@@ -267,9 +272,11 @@ fn join(
 ) -> Result<Arc<Shared>, KafkaStartError> {
     let shared = Arc::new(Shared::default());
     let timeout = settings.request_timeout;
+    // A topic that counts as missing begins at its first record, and not at its end.
+    let is_asked_again = settings.start_at == KafkaStartAt::Latest;
     let context = Context::new(Arc::clone(&shared), settings);
     let consumer: BaseConsumer<Context> = config.create_with_context(context)?;
-    let found = find_topics(&consumer, &topics, timeout)?;
+    let found = find_topics(&consumer, &topics, timeout, is_asked_again)?;
     let names: Vec<&str> = topics.iter().map(String::as_str).collect();
     consumer.subscribe(&names)?;
     // At least one was found.
@@ -292,7 +299,8 @@ fn join(
     Ok(shared)
 }
 
-/// Returns the numbers of partitions of the topics that exist.
+/// Returns the numbers of partitions of the topics that exist. With `is_asked_again`, a topic is missing if two answers
+/// state that: a broker may answer so of a topic that it does not know yet.
 ///
 /// # Errors
 /// [`KafkaStartError::Topic`] if none exists, or one must not be read.
@@ -300,13 +308,22 @@ fn find_topics(
     consumer: &BaseConsumer<Context>,
     topics: &[String],
     timeout: Duration,
+    is_asked_again: bool,
 ) -> Result<BTreeMap<String, i32>, KafkaStartError> {
     let mut found = BTreeMap::new();
     let mut first_missing = None;
     for topic in topics {
-        let metadata = consumer.fetch_metadata(Some(topic), timeout);
-        let metadata = metadata.inspect_err(|_| run_callbacks(consumer))?;
-        let error = match partitions(&metadata, topic) {
+        let find = || {
+            let metadata = consumer.fetch_metadata(Some(topic), timeout);
+            let metadata = metadata.inspect_err(|_| run_callbacks(consumer))?;
+            Ok::<_, KafkaError>(partitions(&metadata, topic))
+        };
+        let mut partitions = find()?;
+        if is_asked_again && matches!(partitions, Err(error) if error.is_none_or(is_missing)) {
+            thread::park_timeout(ASK_AGAIN);
+            partitions = find()?;
+        }
+        let error = match partitions {
             Ok(count) => {
                 found.insert(topic.clone(), count);
                 continue;
@@ -362,6 +379,7 @@ fn run_callbacks(consumer: &BaseConsumer<Context>) {
 /// group in the background, and the process may end before.
 pub struct KafkaSource {
     shared: Arc<Shared>,
+    runtime: Handle,
     limits: SourceLimits,
     group: String,
 }
@@ -479,7 +497,8 @@ impl MessageSource for KafkaSource {
                 state.take_error().map(|error| Err(SourceError::new(error)))
             });
             let delivery = |it: Delivered| -> Arc<dyn Delivery> {
-                Arc::new(KafkaDelivery::new(Arc::clone(&self.shared), it, is_ordered))
+                let (shared, runtime) = (Arc::clone(&self.shared), self.runtime.clone());
+                Arc::new(KafkaDelivery::new(shared, runtime, it, is_ordered))
             };
             Ok(received.await?.into_iter().map(delivery).collect())
         })

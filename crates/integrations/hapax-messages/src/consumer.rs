@@ -402,16 +402,19 @@ impl ConsumerState {
                 // In the order in which they were received.
                 let turn = key.map(|key| self.key_queues.append(key));
                 // In a box, because a future is moved several times while it is spawned.
-                tasks.spawn(Box::pin(Arc::clone(self).drive(delivery, turn, slot)));
+                tasks.spawn(Box::pin(Arc::clone(self).drive(turn, delivery, slot)));
             }
         }
     }
 
     /// Drives one message until it is acknowledged, and holds it meanwhile.
+    ///
+    /// The delivery is dropped before the turn, also after a panic: the source blocks the order key then, before the next
+    /// message of the key has its turn.
     async fn drive(
         self: Arc<Self>,
+        mut turn: Option<KeyTurn>,
         delivery: Arc<dyn Delivery>,
-        turn: Option<KeyTurn>,
         _slot: Slot,
     ) {
         let holding = async {
@@ -427,20 +430,20 @@ impl ConsumerState {
         let mut draining = self.is_draining.subscribe();
         tokio::select! {
             () = holding => {}
-            () = self.deliver(&delivery, turn, &mut draining) => {}
+            () = self.deliver(&delivery, &mut turn, &mut draining) => {}
         }
     }
 
     async fn deliver(
         &self,
         delivery: &Arc<dyn Delivery>,
-        mut turn: Option<KeyTurn>,
+        turn: &mut Option<KeyTurn>,
         draining: &mut watch::Receiver<bool>,
     ) {
         let inbox = &self.inbox.shared;
         // Before a handler is free, which then does not wait for it.
         let identity = inbox.identify(delivery.message());
-        if let Some(turn) = &mut turn
+        if let Some(turn) = turn
             && !self.takes_turn(delivery, turn, draining).await
         {
             return;
@@ -490,8 +493,7 @@ impl ConsumerState {
             // A message with an order key stays, unless the source keeps later ones: they wait for it.
             let may_delay = may_delay && progress.is_recorded(cause);
             let held = (pause, cause);
-            let paused =
-                self.pause_before(delivery, held, may_delay, &mut retry, &mut turn, draining);
+            let paused = self.pause_before(delivery, held, may_delay, &mut retry, turn, draining);
             if !paused.await {
                 return;
             }

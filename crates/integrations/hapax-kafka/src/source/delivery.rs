@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, Partition, PositionStep, SourceError};
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until};
 
 use super::state::{Delivered, Shared};
@@ -15,6 +16,8 @@ use super::state::{Delivered, Shared};
 #[derive(Debug)]
 pub(super) struct KafkaDelivery {
     shared: Arc<Shared>,
+    /// Runtime of the source, which may outlive that of its consumer.
+    runtime: Handle,
     delivered: Delivered,
     /// The step over the record, if the position is in a database.
     step: Option<PositionStep>,
@@ -25,10 +28,15 @@ pub(super) struct KafkaDelivery {
 }
 
 impl KafkaDelivery {
-    pub(super) fn new(shared: Arc<Shared>, delivered: Delivered, is_ordered: bool) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        runtime: Handle,
+        delivered: Delivered,
+        is_ordered: bool,
+    ) -> Self {
         let step = step(&delivered);
         let (is_acknowledged, is_returned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { shared, delivered, step, is_acknowledged, is_returned, is_ordered }
+        Self { shared, runtime, delivered, step, is_acknowledged, is_returned, is_ordered }
     }
 
     fn is_returned(&self) -> bool {
@@ -146,7 +154,7 @@ impl Delivery for KafkaDelivery {
             }
             self.is_returned.store(true, Ordering::Relaxed);
             let (shared, key) = (Arc::downgrade(&self.shared), key.clone());
-            tokio::spawn(async move {
+            self.runtime.spawn(async move {
                 sleep_until(until).await;
                 if let Some(shared) = shared.upgrade() {
                     shared.end_delay(&key, assignment_number, offset, until);
@@ -182,9 +190,11 @@ impl Drop for KafkaDelivery {
         if *self.is_acknowledged.get_mut() || *self.is_returned.get_mut() {
             return;
         }
+        // With a step, the records behind it wait for it.
+        let is_ordered = self.is_ordered && self.step.is_none();
         let record = std::mem::take(&mut self.delivered.record);
         let Delivered { key, assignment_number, offset, .. } = &self.delivered;
-        self.shared.restore(key, *assignment_number, *offset, record);
+        self.shared.restore(key, *assignment_number, *offset, record, is_ordered);
     }
 }
 

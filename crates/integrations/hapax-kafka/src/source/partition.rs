@@ -190,6 +190,11 @@ impl Partition {
         self.handled.is_some() || self.committed.is_some_and(Commit::shows_handling)
     }
 
+    /// Returns whether the broker has a commit of the partition.
+    pub(super) const fn has_commit(&self) -> bool {
+        self.committed.is_some()
+    }
+
     /// Returns whether the age of the next record is to be checked.
     pub(super) const fn awaits_age(&self) -> bool {
         self.awaits_age
@@ -369,8 +374,12 @@ impl Partition {
         }
     }
 
-    /// Returns a delivered record, which is delivered again.
-    pub(super) fn restore(&mut self, offset: i64, mut record: Box<Record>) {
+    /// Returns a delivered record, which is delivered again. In an ordered source it blocks its order key: followers that
+    /// were delivered with it must not be handled before it.
+    pub(super) fn restore(&mut self, offset: i64, mut record: Box<Record>, is_ordered: bool) {
+        if let (true, Some(key)) = (is_ordered, &record.message.key) {
+            self.waiting.block(key, offset);
+        }
         self.delivered = self.delivered.saturating_sub(1);
         record.is_redelivery = true;
         self.ready.insert(offset, record);

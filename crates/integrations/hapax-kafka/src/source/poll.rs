@@ -345,11 +345,12 @@ impl Poller {
                 | RDKafkaErrorCode::PollExceeded,
             ) => tracing::debug!(%error, "a Kafka client reports an error"),
             // The client goes on after a batch whose checksum is wrong.
-            Some(RDKafkaErrorCode::BadMessage) if key.is_some() => {
-                if let Some(key) = key {
-                    self.stop_corrupt(key);
-                }
-            }
+            Some(RDKafkaErrorCode::BadMessage) => match key {
+                Some(key) => self.stop_corrupt(key),
+                // Of a partition without an own queue. All are fetched again from their next records, each into its
+                // own queue, where the error has its partition.
+                None => self.shared.lock().unverify(None, None),
+            },
             code => {
                 if code.is_some_and(is_of_topic) {
                     self.shared.lock().unverify(topic, number);
@@ -512,7 +513,9 @@ impl Poller {
             self.pass_control_records();
             state = self.shared.lock();
         }
-        let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.opens_records());
+        // The first commit of a partition without one is sent at once: after a crash, the end of the log would be another.
+        let is_wanted = |it: &Partition| is_due || it.opens_records() || !it.has_commit();
+        let wanted = state.partitions.iter().filter(|(_, it)| is_wanted(it));
         let wanted =
             wanted.filter_map(|(key, it)| Some((key.clone(), it.assignment_number, it.commit()?)));
         let commits: Vec<_> = wanted.collect();

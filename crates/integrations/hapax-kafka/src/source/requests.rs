@@ -247,6 +247,11 @@ impl Requests {
         if !self.shared.is_wanted(number, key) {
             return Err(ENDED.to_owned());
         }
+        // Before the watermarks: a record that is appended meanwhile must not be after the end that they state.
+        let at = match (committed, self.settings.start_at) {
+            (None, KafkaStartAt::Time(at)) => self.offset_at(key, at).await.map_err(text)?,
+            _ => None,
+        };
         let watermarks = self.watermarks(key).await.map_err(text)?;
         let is_added = self.shared.lock().is_added(key);
         let first = match (committed, self.settings.start_at) {
@@ -255,9 +260,7 @@ impl Requests {
             // Records that are there already were published while this process ran.
             (None, KafkaStartAt::Latest) if is_added => watermarks.0,
             (None, KafkaStartAt::Latest) => watermarks.1,
-            (None, KafkaStartAt::Time(at)) => {
-                self.offset_at(key, at).await.map_err(text)?.unwrap_or(watermarks.1)
-            }
+            (None, KafkaStartAt::Time(_)) => at.unwrap_or(watermarks.1),
         };
         let key = key.clone();
         let Some(positions) = &self.settings.positions else {

@@ -249,16 +249,18 @@ impl Shared {
         true
     }
 
-    /// Puts back a record whose delivery was dropped. It is delivered again unless its assignment has ended.
+    /// Puts back a record whose delivery was dropped, and blocks its order key. It is delivered again unless its
+    /// assignment has ended.
     pub(super) fn restore(
         &self,
         key: &PartitionKey,
         assignment_number: u64,
         offset: i64,
         record: Box<Record>,
+        is_ordered: bool,
     ) {
         if let Some(partition) = self.lock().owned(key, assignment_number) {
-            partition.restore(offset, record);
+            partition.restore(offset, record, is_ordered);
         }
         self.ended.notify_all();
         self.notify_waiting();

@@ -445,28 +445,22 @@ impl Processing<'_> {
                     let text = "expected the transaction to commit, found a serialization failure or a \
                                 deadlock in each run: reduce the number of handlers, or the rows \
                                 that they share";
-                    self.progress.last_error = Some(text.to_owned());
-                    return self.retried(attempt, None);
+                    return self.not_committed(attempt, text);
                 }
                 ExecutionResult::RolledBack(source) => {
-                    self.progress.last_error = Some(describe(&*source));
-                    return self.retried(attempt, None);
+                    return self.not_committed(attempt, describe(&*source));
                 }
                 ExecutionResult::EndedEarly(source) => {
                     let text = format!(
                         "expected an open transaction after the handler, found it ended: {}",
                         describe(&*source)
                     );
-                    self.progress.last_error = Some(text);
-                    self.progress.is_unnoted = true;
-                    return self.retried(attempt, None);
+                    return self.not_committed(attempt, text);
                 }
                 ExecutionResult::Kept => {
                     let text = "expected that the handler drops its transaction after the last write, \
                                 found it kept";
-                    self.progress.last_error = Some(text.to_owned());
-                    self.progress.is_unnoted = true;
-                    return self.retried(attempt, None);
+                    return self.not_committed(attempt, text);
                 }
                 result => {
                     self.progress.is_unnoted |= is_unnoted(&result);
@@ -548,6 +542,17 @@ impl Processing<'_> {
     }
 
     /// Returns the pause after an attempt.
+    /// Notes that the transaction of a handler was not committed. Whether the end of the attempt was recorded is not known:
+    /// the message stays in this process, with its error.
+    fn not_committed(&mut self, attempt: u32, error: impl Into<String>) -> Disposition {
+        let error = error.into();
+        let failure = MessageFailure::unknown(error.clone());
+        self.inbox.failures.note(&self.inbox.consumer, &self.identity.id, attempt, &failure);
+        self.progress.last_error = Some(error);
+        self.progress.is_unnoted = true;
+        self.retried(attempt, None)
+    }
+
     fn retried(&self, attempt: u32, after: Option<Duration>) -> Disposition {
         let attempts = &self.inbox.attempts;
         let pause = match after {

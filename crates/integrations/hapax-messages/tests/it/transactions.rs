@@ -6,16 +6,18 @@ use std::time::Duration;
 use hapax_core::store::{BoxFuture, Stamped, Swap, Swapped};
 use hapax_core::transaction::{TransactionBackend, Transactions, Tx, TxError};
 use hapax_core::{MemoryStore, Store};
-use hapax_messages::{MessageExecution, MessageFailure};
+use hapax_messages::{DeadLetterReason, InboxBuilder, MessageExecution, MessageFailure};
 use tokio::sync::Notify;
 
 use super::world::*;
 
-/// A database whose transactions have ended before they are rolled back.
+/// A database that commits nothing. Its transactions have ended before they are rolled back, unless it can do that.
 #[derive(Debug)]
-struct Ended;
+struct Rejecting {
+    rolls_back: bool,
+}
 
-impl Transactions for Ended {
+impl Transactions for Rejecting {
     type Tx = ();
 
     fn connect(&self) -> BoxFuture<'_, Result<(), TxError>> {
@@ -35,7 +37,10 @@ impl Transactions for Ended {
     }
 
     fn rollback(&self, (): ()) -> BoxFuture<'_, Result<(), TxError>> {
-        Box::pin(std::future::ready(Err(TxError::ended_early("it has ended"))))
+        Box::pin(std::future::ready(match self.rolls_back {
+            true => Ok(()),
+            false => Err(TxError::ended_early("it has ended")),
+        }))
     }
 
     fn is_conflict(&self, _: &(dyn std::error::Error + 'static)) -> bool {
@@ -66,7 +71,7 @@ async fn a_message_whose_transaction_was_kept_or_ended_stays_with_the_number_of_
                 Err(MessageFailure::retry("once"))
             }
         };
-        let backend = TransactionBackend::new(Arc::new(Ended)).any();
+        let backend = TransactionBackend::new(Arc::new(Rejecting { rolls_back: false })).any();
         let process = world.process(|inbox| inbox.reexecute().transactions(backend), handler);
         world.broker.emptied().await;
         assert!(process.stop().await);
@@ -74,6 +79,27 @@ async fn a_message_whose_transaction_was_kept_or_ended_stays_with_the_number_of_
         assert_eq!((world.broker.deliveries(), world.dead_letters()), (1, Vec::new()));
         assert_eq!(*attempts.lock().unwrap(), [1, 2], "kept: {keeps}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_whose_transactions_are_rejected_becomes_a_dead_letter_with_the_error() {
+    let world = World::new();
+    world.broker.set_delays_from(Duration::ZERO);
+    world.send("m-1");
+    let handler = |message: MessageExecution| async move {
+        drop(message.transaction::<()>().await?);
+        Ok(())
+    };
+    let backend = TransactionBackend::new(Arc::new(Rejecting { rolls_back: true })).any();
+    let options =
+        |inbox: InboxBuilder| inbox.reexecute().attempts(attempts(3, LEASE)).transactions(backend);
+    let process = world.process(options, handler);
+    world.broker.emptied().await;
+    assert!(process.stop().await);
+    let letters = world.dead_letters();
+    let [(id, reason, made, error)] = &letters[..] else { panic!("{letters:?}") };
+    assert_eq!((&**id, *reason, *made), ("m-1", DeadLetterReason::Attempts, 3));
+    assert!(error.contains("it is not committed"), "{error}");
 }
 
 /// A database that does not commit, and whose reply to COMMIT is lost.

@@ -33,7 +33,8 @@ impl Source {
 
     fn receive(&self) -> Vec<KafkaDelivery> {
         let received = self.shared.lock().deliver(std::num::NonZeroUsize::new(100).unwrap());
-        let delivery = |it| KafkaDelivery::new(Arc::clone(&self.shared), it, true);
+        let runtime = Handle::current();
+        let delivery = |it| KafkaDelivery::new(Arc::clone(&self.shared), runtime.clone(), it, true);
         received.into_iter().map(delivery).collect()
     }
 
@@ -104,4 +105,32 @@ async fn a_record_that_stays_keeps_its_followers_until_it_is_acknowledged() {
     assert!(!first.keep_followers() && !first.delay(PAUSE).await.unwrap());
     assert_eq!(source.receive().len(), 1);
     drop((first, second));
+}
+
+#[tokio::test]
+async fn a_record_whose_delivery_is_dropped_is_passed_by_none_that_was_delivered_with_it() {
+    let source = Source::new(2);
+    let [first, second] = <[_; 2]>::try_from(source.receive()).unwrap();
+    drop(first);
+    assert!(second.return_behind_delayed());
+    let [first] = <[_; 1]>::try_from(source.receive()).unwrap();
+    assert!(!first.return_behind_delayed() && first.is_redelivery());
+    first.acknowledge().await.unwrap();
+    let [second] = <[_; 1]>::try_from(source.receive()).unwrap();
+    assert_eq!(second.delivered.offset, 1);
+}
+
+#[test]
+fn a_pause_ends_although_the_runtime_of_the_consumer_has_ended() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (of_source, of_consumer) = (runtime(), runtime());
+    let source = Source::new(1);
+    let delivery = of_source.block_on(async { source.receive().pop().unwrap() });
+    assert!(of_consumer.block_on(delivery.delay(Duration::ZERO)).unwrap());
+    drop((delivery, of_consumer));
+    of_source.block_on(async {
+        while source.receive().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    });
 }

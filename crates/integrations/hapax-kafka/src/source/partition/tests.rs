@@ -205,7 +205,7 @@ fn a_returned_record_is_delivered_again_before_later_ones() {
         partition.accept(offset, record(offset)).unwrap();
     }
     let (offset, first) = deliver_one(&mut partition).unwrap();
-    partition.restore(offset, first);
+    partition.restore(offset, first, false);
     assert_eq!(partition.delivered(), 0);
     assert_eq!(deliver(&mut partition), [(0, true), (1, false), (2, false)]);
 }

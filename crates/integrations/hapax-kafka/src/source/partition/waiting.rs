@@ -1,6 +1,7 @@
 //! Records that wait: those that were delayed for a pause, and those behind them with their order key.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -14,9 +15,9 @@ pub(super) struct Waiting {
     /// Delayed, by offset, each until its pause ends.
     delayed: BTreeMap<i64, (Instant, Box<Record>)>,
     /// The blocked order keys.
-    blocked: HashMap<String, Blocked>,
+    blocked: HashMap<Arc<str>, Blocked>,
     /// The key of each offset that is the first one of a blocked key.
-    firsts: HashMap<i64, String>,
+    firsts: HashMap<i64, Arc<str>>,
     /// Number of the records behind others.
     behind: usize,
     bytes: usize,
@@ -42,19 +43,21 @@ impl Waiting {
 
     /// Blocks an order key behind the record at an offset.
     pub(super) fn block(&mut self, key: &str, offset: i64) {
-        match self.blocked.get_mut(key) {
+        let key = match self.blocked.get_mut(key) {
             // A consumer without the order has delayed several.
             Some(blocked) if blocked.first <= offset => return,
             Some(blocked) => {
-                self.firsts.remove(&blocked.first);
-                blocked.first = offset;
+                let first = std::mem::replace(&mut blocked.first, offset);
+                self.firsts.remove(&first).unwrap_or_else(|| key.into())
             }
             None => {
+                let key: Arc<str> = key.into();
                 let behind = BTreeMap::new();
-                self.blocked.insert(key.to_owned(), Blocked { first: offset, behind });
+                self.blocked.insert(Arc::clone(&key), Blocked { first: offset, behind });
+                key
             }
-        }
-        self.firsts.insert(offset, key.to_owned());
+        };
+        self.firsts.insert(offset, key);
     }
 
     /// Returns whether this order key is blocked by an earlier record.
@@ -71,7 +74,7 @@ impl Waiting {
     /// Keeps a record behind the first one of its order key. Returns it if it follows none.
     pub(super) fn keep_behind(&mut self, offset: i64, record: Box<Record>) -> Option<Box<Record>> {
         let key = record.message.key.as_ref();
-        let blocked = key.and_then(|key| self.blocked.get_mut(key));
+        let blocked = key.and_then(|key| self.blocked.get_mut(&**key));
         let Some(blocked) = blocked.filter(|it| it.first < offset) else { return Some(record) };
         self.behind += 1;
         self.bytes = self.bytes.saturating_add(record.bytes);
