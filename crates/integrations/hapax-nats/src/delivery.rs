@@ -146,6 +146,11 @@ impl NatsDelivery {
     }
 }
 
+/// Converts a time of the server; one before 1970 becomes that year's begin.
+pub(crate) fn timestamp(at: DateTime) -> Timestamp {
+    Timestamp::from_micros(u64::try_from(at.unix_timestamp_nanos() / 1000).unwrap_or(0))
+}
+
 /// Place of a message in its stream.
 struct Place<'a> {
     stream: &'a str,
@@ -162,8 +167,7 @@ impl Place<'_> {
         order_key: &NatsOrderKey,
     ) -> Message {
         let stream = self.stream;
-        let micros = u64::try_from(self.stored_at.unix_timestamp_nanos() / 1000).unwrap_or(0);
-        let stored_at = Timestamp::from_micros(micros);
+        let stored_at = timestamp(self.stored_at);
         let position =
             LogPosition { topic: stream.into(), partition: 0, offset: self.sequence, stored_at };
         let mut message = Message::new(format!("nats://{stream}/{subject}"), payload)

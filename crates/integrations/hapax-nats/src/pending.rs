@@ -11,6 +11,7 @@ use hapax_messages::SourceError;
 use tokio::time::{Instant, timeout};
 
 use crate::connection::{Connected, TIMEOUT, no_reply};
+use crate::delivery::timestamp;
 
 /// Time after which the state is read again while messages wait at the server.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -18,7 +19,8 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 /// Time after which it is read again otherwise.
 const READ_IDLE_EVERY: Duration = Duration::from_secs(10);
 
-/// Time that a message has to stay in the stream beyond its pause: for its next attempt, and for clocks that differ.
+/// Time that a message has to stay in the stream beyond its pause: for its next attempt, and for a clock behind that of the
+/// server, which the time of the stream's last message does not show.
 const MARGIN: Duration = Duration::from_secs(60);
 
 /// The state of a consumer and its stream at the server.
@@ -37,6 +39,8 @@ struct State {
     /// The last end of the pauses for which this process has delayed messages.
     delayed_until: Instant,
     deletion: Deletion,
+    /// Time of the server at which the stream's last message was stored, as was last read.
+    last_stored_at: Timestamp,
 }
 
 /// Which messages a stream deletes although they are unacknowledged. One that waits at the server would be lost: no process
@@ -59,6 +63,7 @@ impl Deletion {
                 "max_msgs_per_subject",
                 config.max_messages_per_subject > 0 && !config.discard_new_per_subject,
             ),
+            ("allow_rollup_hdrs", config.allow_rollup),
         ];
         let by_new_ones = limits.into_iter().find(|(_, deletes)| *deletes).map(|(name, _)| name);
         Self { max_age: config.max_age, by_new_ones }
@@ -84,7 +89,12 @@ impl Pending {
         Self {
             full: AtomicI64::new(0),
             is_limited: AtomicBool::new(false),
-            state: Mutex::new(State { read_at: now, delayed_until: now, deletion }),
+            state: Mutex::new(State {
+                read_at: now,
+                delayed_until: now,
+                deletion,
+                last_stored_at: Timestamp::default(),
+            }),
         }
     }
 
@@ -111,13 +121,14 @@ impl Pending {
         let reading = async {
             let info = connected.consumer.get_info().await.map_err(SourceError::new)?;
             let stream = connected.stream.get_info().await.map_err(SourceError::new)?;
-            Ok((info, Deletion::of(&stream.config)))
+            Ok((info, Deletion::of(&stream.config), timestamp(stream.state.last_timestamp)))
         };
-        let (info, deletion) = timeout(TIMEOUT, reading).await.map_err(|_| no_reply(TIMEOUT))??;
+        let (info, deletion, last_stored_at) =
+            timeout(TIMEOUT, reading).await.map_err(|_| no_reply(TIMEOUT))??;
         let waits = {
             let mut state = self.state();
             let now = Instant::now();
-            (state.read_at, state.deletion) = (now, deletion);
+            (state.read_at, state.deletion, state.last_stored_at) = (now, deletion, last_stored_at);
             state.delayed_until > now
         };
         let max = info.config.max_ack_pending;
@@ -159,9 +170,11 @@ impl Pending {
 
     /// Returns whether the server keeps a message for a time from now on, and delivers it after that, as was last read.
     pub(crate) fn may_delay(&self, stored_at: Timestamp, time: Duration) -> bool {
-        let deletion = self.state().deletion;
+        let state = self.state();
+        // The clock of the server is not before this, however far this one is behind.
+        let of_server = state.last_stored_at.after(state.read_at.elapsed());
         !self.is_limited.load(Ordering::Relaxed)
-            && deletion.keeps(stored_at, SystemClock.now(), time)
+            && state.deletion.keeps(stored_at, SystemClock.now().max(of_server), time)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -206,9 +219,20 @@ mod tests {
                 },
                 None,
             ),
+            (StreamConfig { allow_rollup: true, ..unlimited() }, Some("allow_rollup_hdrs")),
         ] {
             assert_eq!(Deletion::of(&config).by_new_ones, by_new_ones, "{config:?}");
             assert_eq!(keeps(&config, 0, 1), by_new_ones.is_none());
         }
+    }
+
+    #[test]
+    fn a_clock_behind_that_of_the_server_does_not_make_a_message_younger() {
+        let config = StreamConfig { max_age: Duration::from_secs(3600), ..StreamConfig::default() };
+        let pending = Pending::new(&StreamConfig { max_messages_per_subject: -1, ..config });
+        let (minute, stored_at) = (Duration::from_secs(60), SystemClock.now());
+        assert!(pending.may_delay(stored_at, minute));
+        pending.state().last_stored_at = stored_at.after(minute * 59);
+        assert!(!pending.may_delay(stored_at, minute));
     }
 }
