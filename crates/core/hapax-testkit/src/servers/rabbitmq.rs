@@ -192,9 +192,11 @@ impl RabbitMqServer {
     }
 
     /// Kills it (SIGKILL), and waits until it has ended. Its files stay. A server that runs has its queues and
-    /// exchanges on disk: Mnesia writes them with a delay.
+    /// exchanges on disk: Mnesia and the directory of quorum queues are written with a delay. A queue that only the first
+    /// one has would be without a leader after the restart, for ever.
     pub async fn kill(&mut self) {
-        let sync = self.try_eval("catch mnesia:sync_log().");
+        let sync =
+            self.try_eval("catch mnesia:sync_log(), [catch dets:sync(T) || T <- dets:all()].");
         // A server that is paused does not answer.
         let _ = timeout(Duration::from_secs(2), sync).await;
         self.signal(Signal::KILL);
