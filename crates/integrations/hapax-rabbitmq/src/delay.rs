@@ -23,14 +23,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_messages::{Message, SourceError};
-use lapin::message::Delivery as LapinDelivery;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use tokio::time::{Instant, sleep_until};
 
 use crate::connection::{answered, short};
-use crate::properties;
+use crate::native::NativeProperties;
 use crate::publisher::{Published, PublisherPool};
+use crate::wrapped;
 
 /// Longest pause of a delay queue: twelve days, which is more than a consumer's longest pause.
 const LONGEST_S: u64 = 1 << 20;
@@ -98,7 +98,7 @@ pub(crate) async fn publish(
     publishers: &PublisherPool,
     queues: &DelayQueues,
     queue: &str,
-    delivery: &LapinDelivery,
+    properties: NativeProperties,
     message: &Message,
     pause: Duration,
 ) -> Result<(), SourceError> {
@@ -116,9 +116,7 @@ pub(crate) async fn publish(
         publisher.channel().queue_declare(routing_key.clone(), options, arguments(queue, rounded));
     answered(declare).await?;
     sleep_until(queues.declared(rounded)).await;
-    let original =
-        properties::original_routing_key(delivery.routing_key.as_str(), &delivery.properties);
-    let properties = properties::delayed(&delivery.properties, &original);
+    let properties = wrapped::to_publish(&properties.encode());
     let published = publisher.publish(&"".into(), &routing_key, properties, &message.payload).await;
     let published = published.map_err(SourceError::new)?;
     pooled.put_back();

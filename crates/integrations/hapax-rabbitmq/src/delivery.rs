@@ -14,7 +14,7 @@ use lapin::options::BasicAckOptions;
 use tokio::time::Instant;
 
 use crate::connection::answered;
-use crate::native;
+use crate::native::NativeProperties;
 use crate::properties;
 use crate::source::{ReceivedMessage, Shared};
 
@@ -26,6 +26,7 @@ pub(crate) struct RabbitDelivery {
     /// `None` only while it is dropped.
     delivery: Option<LapinDelivery>,
     message: Message,
+    properties: NativeProperties,
     received_at: Instant,
     is_redelivery: bool,
     was_delayed: bool,
@@ -47,12 +48,13 @@ impl RabbitDelivery {
         received: ReceivedMessage,
         is_redelivery: bool,
     ) -> Self {
-        let ReceivedMessage { delivery, message, received_at, was_delayed } = received;
+        let ReceivedMessage { delivery, properties, message, received_at, was_delayed } = received;
         Self {
             source: Arc::downgrade(source),
             channel_number,
             delivery: Some(delivery),
             message,
+            properties,
             received_at,
             is_redelivery,
             was_delayed,
@@ -70,10 +72,16 @@ impl RabbitDelivery {
         let Some(delivery) = self.delivery.as_ref().filter(|it| !it.acker.poisoned()) else {
             return Err(stale());
         };
-        source.delay(delivery, &self.message, pause).await?;
+        source.delay(self.native_properties(delivery), &self.message, pause).await?;
         // Not before: see `delay.rs` for why no message is lost.
         self.send_acknowledgement().await?;
         Ok(true)
+    }
+
+    fn native_properties(&self, delivery: &LapinDelivery) -> NativeProperties {
+        let delivered = delivery.routing_key.as_str();
+        let routing_key = properties::original_routing_key(delivered, &delivery.properties);
+        properties::delayed(self.properties.clone(), &routing_key)
     }
 
     async fn send_acknowledgement(&self) -> Result<(), SourceError> {
@@ -107,11 +115,7 @@ impl Delivery for RabbitDelivery {
     }
 
     fn native(&self) -> Option<Bytes> {
-        let delivery = self.delivery.as_ref()?;
-        let properties = &delivery.properties;
-        let routing_key =
-            properties::original_routing_key(delivery.routing_key.as_str(), properties);
-        native::encode(&properties::delayed(properties, &routing_key))
+        Some(self.native_properties(self.delivery.as_ref()?).to_native())
     }
 
     fn is_redelivery(&self) -> bool {
@@ -149,8 +153,9 @@ impl Drop for RabbitDelivery {
         // Without the source the connection ends, and the server delivers the message again.
         let Some(source) = self.source.upgrade() else { return };
         let message = mem::take(&mut self.message);
+        let properties = mem::take(&mut self.properties);
         let (received_at, was_delayed) = (self.received_at, self.was_delayed);
-        let dropped = ReceivedMessage { delivery, message, received_at, was_delayed };
+        let dropped = ReceivedMessage { delivery, properties, message, received_at, was_delayed };
         source.keep_dropped(self.channel_number, dropped);
     }
 }

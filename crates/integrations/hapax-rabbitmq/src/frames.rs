@@ -1,12 +1,19 @@
-//! Repair of AMQP 0.9.1 frames from the server, so that the client library can parse them.
+//! Frames of AMQP 0.9.1 between the server and the client library, which does not parse the properties of a message.
 //!
 //! RabbitMQ forwards what a producer has sent: short strings that are not UTF-8, tables nested as deep as a
 //! frame allows, and headers to which the server adds its own until they no longer fit into a frame. The
 //! parser of lapin (4.12) takes the first and the third for a broken connection, and the second overflows the
-//! stack of its thread, which ends the process. The message would be delivered again on each connection.
+//! stack of its thread, which ends the process. The message would be delivered again on each connection. It also
+//! loses the order of headers, and the types of those that it reads as another one.
+//!
+//! So the properties of a message go through the library as the bytes of one header ([`wrapped`]), in both directions.
 
 use std::io;
 use std::ops::Range;
+
+use lapin::BasicProperties;
+
+use crate::wrapped;
 
 /// Bytes of a frame before its payload: type, channel and size.
 const HEADER: usize = 7;
@@ -27,8 +34,11 @@ const MAX_DEPTH: u32 = 32;
 const METHOD: u8 = 1;
 const CONTENT_HEADER: u8 = 2;
 
-/// First byte that a server sends that has another version of AMQP. No frame begins with it.
-const OTHER_VERSION: u8 = b'A';
+/// First byte of a client, and of a server that has another version of AMQP. No frame begins with it.
+const GREETING: u8 = b'A';
+
+/// Bytes of the greeting of a client.
+const CLIENT_GREETING: usize = 8;
 
 /// Class and method of the methods that are read.
 const CONNECTION_TUNE: (u16, u16) = (10, 30);
@@ -38,7 +48,7 @@ const BASIC_RETURN: (u16, u16) = (60, 50);
 const BASIC_DELIVER: (u16, u16) = (60, 60);
 
 /// Types of properties, in the order of their flags, from the highest bit.
-const PROPERTIES: [Property; 14] = {
+pub(crate) const PROPERTIES: [Property; 14] = {
     use Property::{Fixed, ShortString, Table};
     [
         ShortString, // content-type
@@ -59,79 +69,63 @@ const PROPERTIES: [Property; 14] = {
 };
 
 /// Index of the message id among the properties.
-const MESSAGE_ID: usize = 8;
+pub(crate) const MESSAGE_ID: usize = 8;
 
 #[derive(Clone, Copy)]
-enum Property {
+pub(crate) enum Property {
     ShortString,
     Table,
     /// Number of bytes.
     Fixed(usize),
 }
 
-/// Repair of the bytes of one connection from the server:
-///
-/// - In short strings, a `?` replaces each byte that is not UTF-8.
-/// - A message id that is not UTF-8 is left out: two of them could become equal.
-/// - Tables and arrays beyond a depth of 32 become byte arrays.
-/// - All headers are left out if with them the frame is larger than the client accepts.
-/// - All properties are left out if they cannot be parsed.
-///
-/// Payloads of messages, and frames that break the protocol, are passed through.
+/// Split of the bytes of one direction of a connection into frames.
 #[derive(Debug)]
-pub(crate) struct FrameRepair {
+struct Splitter {
+    /// Types of the frames that are converted. The others are passed through.
+    converted: &'static [u8],
+    /// Number of the bytes that are passed through after [`GREETING`].
+    greeting: usize,
+    /// Whether no byte has arrived.
+    is_begin: bool,
     /// Bytes of a frame that has not arrived whole.
     partial: Vec<u8>,
     /// Number of the bytes that follow and are passed through.
     pass_through: usize,
-    /// Whether no frame has arrived.
-    is_begin: bool,
-    is_other_version: bool,
-    /// Largest frame that the client accepts, in bytes.
-    frame_max: usize,
 }
 
-impl FrameRepair {
-    /// Creates it for a client with a `frame_max` of its own; `None` or 0 for that of the server.
-    pub(crate) fn new(frame_max: Option<u32>) -> Self {
-        Self {
-            partial: Vec::new(),
-            pass_through: 0,
-            is_begin: true,
-            is_other_version: false,
-            frame_max: lower_limit(usize::MAX, frame_max.unwrap_or(0)),
-        }
+impl Splitter {
+    const fn new(converted: &'static [u8], greeting: usize) -> Self {
+        Self { converted, greeting, is_begin: true, partial: Vec::new(), pass_through: 0 }
     }
 
-    /// Adds bytes from the server, and appends to `repaired` those that the client can read.
-    ///
-    /// # Errors
-    /// A frame over 16 MiB that is not part of a payload. The frames before it are in `repaired`.
-    pub(crate) fn repair(&mut self, bytes: &[u8], repaired: &mut Vec<u8>) -> io::Result<()> {
+    /// Adds bytes, and appends to `to` those that are passed through. `convert` appends a frame.
+    fn split(
+        &mut self,
+        bytes: &[u8],
+        to: &mut Vec<u8>,
+        mut convert: impl FnMut(&mut [u8], &mut Vec<u8>),
+    ) -> io::Result<()> {
         self.partial.extend_from_slice(bytes);
         let mut at = 0;
         while at < self.partial.len() {
             let rest = &mut self.partial[at..];
-            if self.is_other_version {
-                self.pass_through = rest.len();
-            }
             if self.pass_through > 0 {
                 let passed = self.pass_through.min(rest.len());
-                repaired.extend_from_slice(&rest[..passed]);
+                to.extend_from_slice(&rest[..passed]);
                 self.pass_through -= passed;
                 at += passed;
                 continue;
             }
-            if self.is_begin && rest[0] == OTHER_VERSION {
-                self.is_other_version = true;
+            if std::mem::replace(&mut self.is_begin, false) && rest[0] == GREETING {
+                self.pass_through = self.greeting;
                 continue;
             }
             let Some(&[kind, _, _, a, b, c, d]) = rest.first_chunk::<HEADER>() else { break };
             let size = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
             let whole = size.saturating_add(OVERHEAD);
-            if !matches!(kind, METHOD | CONTENT_HEADER) {
+            if !self.converted.contains(&kind) {
                 self.pass_through = whole;
-                self.is_begin = false;
                 continue;
             }
             if size > MAX_SIZE {
@@ -146,34 +140,7 @@ impl FrameRepair {
             if rest.len() < whole {
                 break;
             }
-            self.is_begin = false;
-            let payload = &mut rest[HEADER..HEADER + size];
-            let left_out = match kind {
-                METHOD => {
-                    if let Some(frame_max) = repair_method(payload) {
-                        self.frame_max = lower_limit(self.frame_max, frame_max);
-                    }
-                    [0..0, 0..0]
-                }
-                _ => {
-                    let is_too_large = whole > self.frame_max;
-                    if is_too_large {
-                        tracing::warn!(
-                            bytes = whole,
-                            frame_max = self.frame_max,
-                            "the headers of a message are left out, since they do not fit into a frame"
-                        );
-                    }
-                    repair_content_header(payload, is_too_large)
-                }
-            };
-            let [first, second] = left_out.map(|range| range.start + HEADER..range.end + HEADER);
-            // At most `MAX_SIZE`.
-            let size = u32::try_from(size - first.len() - second.len()).unwrap_or(u32::MAX);
-            rest[3..HEADER].copy_from_slice(&size.to_be_bytes());
-            repaired.extend_from_slice(&rest[..first.start]);
-            repaired.extend_from_slice(&rest[first.end..second.start.max(first.end)]);
-            repaired.extend_from_slice(&rest[second.end.max(first.end)..whole]);
+            convert(&mut rest[..whole], to);
             at += whole;
         }
         self.partial.drain(..at);
@@ -181,8 +148,114 @@ impl FrameRepair {
     }
 }
 
+/// Repair of the bytes of one connection from the server:
+///
+/// - The properties of a message are [`wrapped`], so that the library does not parse them.
+/// - In other short strings, a `?` replaces each byte that is not UTF-8.
+/// - If wrapped ones do not fit into a frame that the client accepts, the properties are [repaired](repaired_properties), and
+///   if these do not fit either, all headers are left out.
+///
+/// Payloads of messages, and frames that break the protocol, are passed through.
+#[derive(Debug)]
+pub(crate) struct FrameRepair {
+    splitter: Splitter,
+    /// Largest frame that the client accepts, in bytes.
+    frame_max: usize,
+}
+
+impl FrameRepair {
+    /// Creates it for a client with a `frame_max` of its own; `None` or 0 for that of the server.
+    pub(crate) fn new(frame_max: Option<u32>) -> Self {
+        Self {
+            // Nothing but an end follows another version.
+            splitter: Splitter::new(&[METHOD, CONTENT_HEADER], usize::MAX),
+            frame_max: lower_limit(usize::MAX, frame_max.unwrap_or(0)),
+        }
+    }
+
+    /// Adds bytes from the server, and appends to `repaired` those that the client can read.
+    ///
+    /// # Errors
+    /// A frame over 16 MiB that is not part of a payload. The frames before it are in `repaired`.
+    pub(crate) fn repair(&mut self, bytes: &[u8], repaired: &mut Vec<u8>) -> io::Result<()> {
+        let Self { splitter, frame_max } = self;
+        splitter.split(bytes, repaired, |frame, repaired| {
+            let end = frame.len() - 1;
+            if frame[0] != METHOD {
+                return repair_properties_of(frame, *frame_max, repaired);
+            }
+            if let Some(server) = repair_method(&mut frame[HEADER..end]) {
+                *frame_max = lower_limit(*frame_max, server);
+            }
+            repaired.extend_from_slice(frame);
+        })
+    }
+}
+
+/// Restoration of the bytes of one connection to the server: the properties of a message that are [`wrapped`] are what they
+/// were.
+#[derive(Debug)]
+pub(crate) struct FrameRestore(Splitter);
+
+impl FrameRestore {
+    pub(crate) const fn new() -> Self {
+        Self(Splitter::new(&[CONTENT_HEADER], CLIENT_GREETING))
+    }
+
+    /// Adds bytes of the client, and appends to `restored` those for the server.
+    ///
+    /// # Errors
+    /// A frame over 16 MiB that is not part of a payload, which no client sends.
+    pub(crate) fn restore(&mut self, bytes: &[u8], restored: &mut Vec<u8>) -> io::Result<()> {
+        self.0.split(bytes, restored, |frame, restored| {
+            let payload = &frame[HEADER..frame.len() - 1];
+            match payload.get(FLAGS_AT..).and_then(wrapped::unwrap) {
+                Some(encoded) => append_content_header(frame, encoded, restored),
+                None => restored.extend_from_slice(frame),
+            }
+        })
+    }
+}
+
+/// Appends the frame of a content header, with other properties.
+fn append_content_header(frame: &[u8], encoded: &[u8], to: &mut Vec<u8>) {
+    // At most about `MAX_SIZE`.
+    let size = u32::try_from(FLAGS_AT + encoded.len()).unwrap_or(u32::MAX);
+    to.extend_from_slice(&frame[..3]);
+    to.extend_from_slice(&size.to_be_bytes());
+    to.extend_from_slice(&frame[HEADER..HEADER + FLAGS_AT]);
+    to.extend_from_slice(encoded);
+    to.extend_from_slice(&frame[frame.len() - 1..]);
+}
+
+/// Appends the frame of a content header, whose properties the client can read.
+fn repair_properties_of(frame: &[u8], frame_max: usize, repaired: &mut Vec<u8>) {
+    let payload = &frame[HEADER..frame.len() - 1];
+    let Some(encoded) = payload.get(FLAGS_AT..).filter(|encoded| encoded.len() >= 2) else {
+        return repaired.extend_from_slice(frame);
+    };
+    if frame.len().saturating_add(wrapped::OVERHEAD) <= frame_max {
+        return append_content_header(frame, &wrapped::wrap(encoded), repaired);
+    }
+    let is_too_large = frame.len() > frame_max;
+    if is_too_large {
+        tracing::warn!(
+            bytes = frame.len(),
+            frame_max,
+            "the headers of a message are left out, since they do not fit into a frame"
+        );
+    }
+    append_content_header(frame, &repaired_without(encoded, is_too_large), repaired);
+}
+
+/// Returns the bytes of the frame in which the server gets properties that are published.
+pub(crate) fn content_header_bytes(properties: &BasicProperties) -> usize {
+    let encoded = wrapped::encode(properties);
+    OVERHEAD + FLAGS_AT + wrapped::unwrap(&encoded).unwrap_or(&encoded).len()
+}
+
 /// Returns the lower one of a limit and a `frame_max`, of which 0 is no limit.
-fn lower_limit(limit: usize, frame_max: u32) -> usize {
+pub(crate) fn lower_limit(limit: usize, frame_max: u32) -> usize {
     match usize::try_from(frame_max) {
         Ok(0) | Err(_) => limit,
         Ok(frame_max) => limit.min(frame_max.max(LEAST_FRAME_MAX)),
@@ -308,34 +381,20 @@ fn repair_method(payload: &mut [u8]) -> Option<u32> {
     None
 }
 
-/// Bytes of a content header before its properties: class, weight, size of the payload, flags.
+/// Bytes of a content header before its properties: class, weight, size of the payload.
 const FLAGS_AT: usize = 12;
-const PROPERTIES_AT: usize = FLAGS_AT + 2;
 
-/// Repairs a content header. Returns the two ranges of bytes that are to be left out, in their order, either
-/// of which may be empty.
-fn repair_content_header(payload: &mut [u8], is_too_large: bool) -> [Range<usize>; 2] {
-    let whole = payload.len();
-    let Some(&[a, b]) = payload.get(FLAGS_AT..).and_then(<[u8]>::first_chunk) else {
-        return [0..0, 0..0];
-    };
-    let flags = u16::from_be_bytes([a, b]);
-    let (flags, left_out) = match repair_properties(payload, flags, is_too_large) {
-        Some(repaired) => repaired,
-        None => (0, [PROPERTIES_AT..whole, whole..whole]),
-    };
-    payload[FLAGS_AT..PROPERTIES_AT].copy_from_slice(&flags.to_be_bytes());
-    left_out
-}
+/// Bytes of the flags of properties.
+const FLAGS: usize = 2;
 
 /// Repairs properties. Returns the flags of those that stay, and the bytes of the others; `None` if they cannot
 /// be parsed.
 fn repair_properties(
-    payload: &mut [u8],
+    encoded: &mut [u8],
     flags: u16,
     without_headers: bool,
 ) -> Option<(u16, [Range<usize>; 2])> {
-    let mut cursor = Cursor { bytes: payload, at: PROPERTIES_AT };
+    let mut cursor = Cursor { bytes: encoded, at: FLAGS };
     let mut kept = flags;
     let (mut headers, mut message_id) = (0..0, 0..0);
     for (index, property) in PROPERTIES.into_iter().enumerate() {
@@ -371,14 +430,29 @@ fn repair_properties(
     (cursor.at == cursor.bytes.len()).then_some((kept, [headers, message_id]))
 }
 
-/// Returns encoded properties, repaired as those in the frames of a server are.
+/// Returns encoded properties, of which the client library can read each:
+///
+/// - In short strings, a `?` replaces each byte that is not UTF-8.
+/// - A message id that is not UTF-8 is left out: two of them could become equal.
+/// - Tables and arrays beyond a depth of 32 become byte arrays.
+/// - All properties are left out if they cannot be parsed.
 pub(crate) fn repaired_properties(encoded: &[u8]) -> Vec<u8> {
-    let mut payload = [&[0; FLAGS_AT][..], encoded].concat();
-    let [first, second] = repair_content_header(&mut payload, false);
-    payload.drain(second);
-    payload.drain(first);
-    payload.drain(..FLAGS_AT);
-    payload
+    repaired_without(encoded, false)
+}
+
+fn repaired_without(encoded: &[u8], without_headers: bool) -> Vec<u8> {
+    let mut encoded = encoded.to_vec();
+    let Some(&flags) = encoded.first_chunk() else { return vec![0; FLAGS] };
+    let flags = u16::from_be_bytes(flags);
+    let Some((kept, [headers, id])) = repair_properties(&mut encoded, flags, without_headers)
+    else {
+        return vec![0; FLAGS];
+    };
+    encoded[..FLAGS].copy_from_slice(&kept.to_be_bytes());
+    // In this order, since an id follows the headers.
+    encoded.drain(id);
+    encoded.drain(headers);
+    encoded
 }
 
 #[cfg(test)]

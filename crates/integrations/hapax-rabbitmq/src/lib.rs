@@ -69,12 +69,14 @@
 //! - All headers are left out if with them the frame is larger than `frame_max` (128 KiB by default): the server
 //!   does not apply that limit to them. An id or an order key in a header is left out too. The source logs a
 //!   warning.
-//!
 //! - All properties are left out if they cannot be parsed.
 //!
+//! A message that is redriven from a dead letter has its properties and headers byte for byte: types, order, tables of any depth
+//! and bytes that are not UTF-8. Those within 32 bytes of `frame_max` are an exception: they are repaired. One that was in a delay
+//! queue has its headers as the server encodes them again, in the order of their names.
+//!
 //! Tables, decimals, void values and arrays within arrays are left out of the headers of every message; the other
-//! values of an array stay. A message that is redriven from a dead letter has them again, and its property `timestamp`; its
-//! age counts from the header `hapax-redriven-at`.
+//! values of an array stay. The age of a message that is redriven counts from the header `hapax-redriven-at`.
 //!
 //! # Log
 //! The client library (lapin) logs a message that was routed to no queue, with its payload, as a warning of the
@@ -110,6 +112,7 @@ mod publisher;
 mod settings;
 mod sink;
 mod source;
+mod wrapped;
 
 pub use connection::RabbitUrlError;
 pub use login::{RabbitCertificateError, RabbitLogin};

@@ -18,7 +18,7 @@ use lapin::uri::AMQPUri;
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
 use tokio::sync::oneshot;
 
-use crate::frames::FrameRepair;
+use crate::frames::{FrameRepair, FrameRestore};
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 64 << 10;
@@ -54,6 +54,10 @@ pub(crate) async fn connect(
         repaired: Vec::new(),
         read: 0,
         failure: None,
+        restore: FrameRestore::new(),
+        restored: Vec::new(),
+        written: 0,
+        taken: 0,
         attempt: Some(attempt),
     };
     let stream = Mutex::new(Some(AsyncTcpStream::Plain(stream)));
@@ -69,7 +73,8 @@ pub(crate) async fn connect(
     Ok(connection)
 }
 
-/// Bytes of a connection, of which those from the server are repaired ([`FrameRepair`]).
+/// Bytes of a connection, of which those from the server are repaired ([`FrameRepair`]), and those to it restored
+/// ([`FrameRestore`]).
 struct RepairedStream {
     server: ServerStream,
     frames: FrameRepair,
@@ -80,6 +85,12 @@ struct RepairedStream {
     read: usize,
     /// Error that follows the repaired bytes.
     failure: Option<io::Error>,
+    restore: FrameRestore,
+    /// Restored bytes, of which the first `written` are written to the server's socket.
+    restored: Vec<u8>,
+    written: usize,
+    /// Bytes of the library of which `restored` is made, and which are not counted as written.
+    taken: usize,
     /// Result of the attempt to connect: an error if it was given up. `None` once it has succeeded.
     attempt: Option<oneshot::Receiver<()>>,
 }
@@ -134,22 +145,30 @@ impl AsyncRead for RepairedStream {
     }
 }
 
-/// Bytes to the server are not changed: what the library counts as written is written to the server's socket.
+/// What the library counts as written is written to the server's socket, apart from the begin of a content header whose
+/// rest the library writes next. Bytes whose write is pending are the first ones of the next call: the library has a queue
+/// of them, from which it removes those that are counted.
 impl AsyncWrite for RepairedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.server).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.server).poll_write_vectored(cx, bytes)
+        let this = &mut *self;
+        if this.taken == 0 {
+            this.restore.restore(bytes, &mut this.restored)?;
+            this.taken = bytes.len();
+        }
+        while this.written < this.restored.len() {
+            let unwritten = &this.restored[this.written..];
+            match ready!(Pin::new(&mut this.server).poll_write(cx, unwritten))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                count => this.written += count,
+            }
+        }
+        this.restored.clear();
+        this.written = 0;
+        Poll::Ready(Ok(std::mem::take(&mut this.taken)))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -10,7 +10,9 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable, LongString, ShortString};
 
 use crate::connection::short;
-use crate::native;
+use crate::frames;
+use crate::native::{self, NativeProperties};
+use crate::wrapped;
 
 /// Header with the order key of a message.
 pub(crate) const ORDER_KEY: &str = "message-order-key";
@@ -51,8 +53,8 @@ pub(crate) fn outgoing(
     message: &OutgoingMessage,
     now: Timestamp,
 ) -> Result<BasicProperties, PublishError> {
-    if let Some(native) = message.native.as_ref().and_then(native::decode) {
-        return Ok(redriven(message, &native, now));
+    if let Some(native) = message.native.as_ref().and_then(NativeProperties::of_native) {
+        return Ok(wrapped::to_publish(&redriven(message, native, now).encode()));
     }
     let mut properties =
         BasicProperties::default().with_delivery_mode(PERSISTENT).with_timestamp(seconds(now));
@@ -106,26 +108,36 @@ pub(crate) fn outgoing(
 /// time of the redrive. It is persistent.
 fn redriven(
     message: &OutgoingMessage,
-    native: &BasicProperties,
+    native: NativeProperties,
     now: Timestamp,
-) -> BasicProperties {
+) -> NativeProperties {
     let id = message.id.as_str();
     let redrive = message.headers.iter().filter(|(name, _)| name == DeadLetter::REDRIVE_HEADER);
-    let mut added: Vec<_> = redrive.map(|(name, value)| (&**name, long_string(value))).collect();
-    added.push((REDRIVEN_AT, AMQPValue::Timestamp(seconds(now))));
+    let mut added: Vec<_> =
+        redrive.map(|(name, value)| (&**name, native::long_string(value))).collect();
+    added.push((REDRIVEN_AT, native::timestamp(seconds(now))));
     let short_id = short(id);
     if short_id.is_none() {
-        added.push((MESSAGE_ID, long_string(id.as_bytes())));
+        added.push((MESSAGE_ID, native::long_string(id.as_bytes())));
     }
-    let is_other_id = |name: &str, value: &AMQPValue| {
-        name.eq_ignore_ascii_case(MESSAGE_ID)
-            && header_value(value).as_deref() != Some(id.as_bytes())
+    let is_other_id = |name: &Bytes, value: &Bytes| {
+        name.eq_ignore_ascii_case(MESSAGE_ID.as_bytes())
+            && native_value(value).as_deref() != Some(id.as_bytes())
     };
-    let properties = kept(native, is_other_id, added);
-    match short_id {
-        Some(id) => properties.with_message_id(id),
-        None => properties,
+    let mut properties = kept(native, is_other_id, added);
+    if let Some(id) = short_id {
+        properties.values[frames::MESSAGE_ID] = Some(native::property(&id));
     }
+    properties
+}
+
+/// Returns the value of a header as bytes.
+fn native_value(value: &Bytes) -> Option<Bytes> {
+    let headers = vec![(Bytes::from("v"), value.clone())];
+    let encoded = NativeProperties { headers, ..NativeProperties::default() }.encode();
+    let properties = wrapped::read(&encoded);
+    let (_, value) = properties.headers().as_ref()?.into_iter().next()?;
+    header_value(value)
 }
 
 fn seconds(time: Timestamp) -> u64 {
@@ -257,8 +269,8 @@ fn header_value(value: &AMQPValue) -> Option<Bytes> {
 }
 
 /// Returns the properties of a message that goes through a delay queue, with its routing key.
-pub(crate) fn delayed(properties: &BasicProperties, routing_key: &str) -> BasicProperties {
-    let routing_key = (ROUTING_KEY, long_string(routing_key.as_bytes()));
+pub(crate) fn delayed(properties: NativeProperties, routing_key: &str) -> NativeProperties {
+    let routing_key = (ROUTING_KEY, native::long_string(routing_key.as_bytes()));
     kept(properties, |_, _| false, vec![routing_key])
 }
 
@@ -266,59 +278,23 @@ pub(crate) fn delayed(properties: &BasicProperties, routing_key: &str) -> BasicP
 /// that `is_left_out`, its time to live, which is over, and the name of its user, which is not this one; and with further
 /// headers, which replace those whose names are equal but for the case.
 fn kept(
-    properties: &BasicProperties,
-    is_left_out: impl Fn(&str, &AMQPValue) -> bool,
-    added: Vec<(&str, AMQPValue)>,
-) -> BasicProperties {
-    let mut table = FieldTable::default();
-    for (name, value) in properties.headers().iter().flatten() {
-        let text = name.as_str();
-        let is_replaced = added.iter().any(|(added, _)| text.eq_ignore_ascii_case(added));
-        if !is_replaced && !is_brokers_own(text) && !is_left_out(text, value) {
-            table.insert(name.clone(), value.clone());
-        }
-    }
-    for (name, value) in added {
-        table.insert(name.into(), value);
-    }
-    let mut kept = BasicProperties::default().with_headers(table).with_delivery_mode(PERSISTENT);
-    macro_rules! keep {
-        ($($get:ident $set:ident)*) => {
-            $(if let Some(value) = properties.$get() { kept = kept.$set(value.clone()); })*
-        };
-    }
-    keep! {
-        content_type with_content_type
-        content_encoding with_content_encoding
-        priority with_priority
-        correlation_id with_correlation_id
-        reply_to with_reply_to
-        message_id with_message_id
-        timestamp with_timestamp
-        kind with_type
-        app_id with_app_id
-    }
-    kept
-}
-
-/// Returns about the bytes of a frame of properties.
-pub(crate) fn bytes(properties: &BasicProperties) -> usize {
-    fn of_value(value: &AMQPValue) -> usize {
-        match value {
-            AMQPValue::LongString(value) => value.as_bytes().len(),
-            AMQPValue::ByteArray(value) => value.as_slice().len(),
-            AMQPValue::FieldArray(values) => {
-                values.as_slice().iter().map(|value| 8 + of_value(value)).sum()
-            }
-            AMQPValue::FieldTable(table) => of_table(table),
-            _ => 16,
-        }
-    }
-    fn of_table(table: &FieldTable) -> usize {
-        table.into_iter().map(|(name, value)| name.as_str().len() + 8 + of_value(value)).sum()
-    }
-    // Each of the ten further properties that are short strings has at most 255 bytes.
-    properties.headers().as_ref().map_or(0, of_table)
+    mut properties: NativeProperties,
+    is_left_out: impl Fn(&Bytes, &Bytes) -> bool,
+    added: Vec<(&str, Bytes)>,
+) -> NativeProperties {
+    properties.headers.retain(|(name, value)| {
+        let is_replaced = added.iter().any(|(it, _)| name.eq_ignore_ascii_case(it.as_bytes()));
+        let is_own = std::str::from_utf8(name).is_ok_and(is_brokers_own);
+        !is_replaced && !is_own && !is_left_out(name, value)
+    });
+    let added = added.into_iter();
+    properties
+        .headers
+        .extend(added.map(|(name, value)| (Bytes::copy_from_slice(name.as_bytes()), value)));
+    properties.values[native::DELIVERY_MODE] = Some(Bytes::from_static(&[PERSISTENT]));
+    properties.values[native::EXPIRATION] = None;
+    properties.values[native::USER_ID] = None;
+    properties
 }
 
 #[cfg(test)]
@@ -335,13 +311,14 @@ mod tests {
                 table.insert(name.into(), long_string(had.as_bytes()));
             }
             table.insert("Hapax-Redrive".into(), long_string(b"another"));
-            let native = native::encode(&BasicProperties::default().with_headers(table));
+            let encoded = wrapped::encode(&BasicProperties::default().with_headers(table));
+            let native = NativeProperties::parse(encoded.into()).map(|it| it.to_native());
             let id = hapax_messages::MessageId::new(id).unwrap();
             let mut message = OutgoingMessage::new("orders", id.clone(), "x");
             message.native = native;
             message.headers.push((DeadLetter::REDRIVE_HEADER.to_owned(), "d".into()));
             let now = Timestamp::from_micros(1_790_000_000_000_000);
-            let properties = outgoing(&message, now).unwrap();
+            let (_, properties) = wrapped::received(outgoing(&message, now).unwrap());
             let received = incoming("orders", "orders", &properties, Vec::new());
             let find = |name: &str| received.header(name).map(|value| value.to_vec());
             assert_eq!(find(MESSAGE_ID), Some(id.as_str().as_bytes().to_vec()));

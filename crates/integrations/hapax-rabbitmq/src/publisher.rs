@@ -12,16 +12,13 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
 use crate::connection::{Address, RequestError, answered};
-use crate::properties;
+use crate::frames;
 
 /// Time for the server to confirm a message. A server that is short of memory or disk confirms none.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Code of a request that the server rejects for its contents: for instance, a message is too large.
 const PRECONDITION_FAILED: u16 = 406;
-
-/// Bytes of a frame that are not headers.
-const FRAME_OVERHEAD: usize = 4096;
 
 /// Channels of one connection, each of which has at most one message in progress. The connection does nothing
 /// but publish: a server that is short of memory or disk reads nothing more from it.
@@ -144,7 +141,8 @@ pub(crate) enum Published {
 /// A channel with confirms, which has at most one message in progress.
 pub(crate) struct Publisher {
     channel: Channel,
-    max_headers: usize,
+    /// Largest frame of properties, in bytes: the server ends the connection at a larger one.
+    frame_max: usize,
 }
 
 impl Publisher {
@@ -156,11 +154,8 @@ impl Publisher {
         };
         let channel =
             open.await.map_err(|error: RequestError| PublishError::not_acknowledged(error))?;
-        let frame = usize::try_from(connection.configuration().frame_max()).unwrap_or(usize::MAX);
-        // A larger frame ends the connection.
-        let max_headers =
-            if frame == 0 { usize::MAX } else { frame.saturating_sub(FRAME_OVERHEAD) };
-        Ok(Self { channel, max_headers })
+        let frame_max = connection.configuration().frame_max();
+        Ok(Self { channel, frame_max: frames::lower_limit(usize::MAX, frame_max) })
     }
 
     pub(crate) const fn channel(&self) -> &Channel {
@@ -176,12 +171,12 @@ impl Publisher {
         properties: BasicProperties,
         payload: &[u8],
     ) -> Result<Published, PublishError> {
-        let found = properties::bytes(&properties);
-        if found > self.max_headers {
+        let found = frames::content_header_bytes(&properties);
+        if found > self.frame_max {
             return Err(PublishError::rejected(format!(
-                "expected headers of at most {} bytes, found {found}: make them smaller, or raise \
-                 `frame_max` of server and URL",
-                self.max_headers
+                "expected headers of at most {} bytes with those of their frame, found {found}: make them \
+                 smaller, or raise `frame_max` of server and URL",
+                self.frame_max
             )));
         }
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };

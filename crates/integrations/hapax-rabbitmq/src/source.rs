@@ -24,9 +24,11 @@ use crate::connection::{
 use crate::delay::{self, DelayQueues};
 use crate::delivery::RabbitDelivery;
 use crate::login::RabbitLogin;
+use crate::native::NativeProperties;
 use crate::properties;
 use crate::publisher::PublisherPool;
 use crate::settings::{RabbitOrderKey, RabbitStartError, Settings};
+use crate::wrapped;
 
 /// Longest name of a queue: the names of its delay queues have some bytes more.
 const MAX_QUEUE_NAME: usize = 220;
@@ -213,6 +215,7 @@ pub(crate) struct Shared {
 /// A message that was received, and may be dropped.
 pub(crate) struct ReceivedMessage {
     pub(crate) delivery: LapinDelivery,
+    pub(crate) properties: NativeProperties,
     pub(crate) message: Message,
     pub(crate) received_at: Instant,
     /// Whether it comes from a delay queue.
@@ -347,6 +350,8 @@ impl Shared {
         mut delivery: LapinDelivery,
     ) -> Arc<dyn Delivery> {
         let payload = std::mem::take(&mut delivery.data);
+        let native;
+        (native, delivery.properties) = wrapped::received(std::mem::take(&mut delivery.properties));
         let mut message = properties::incoming(
             &self.settings.queue,
             delivery.routing_key.as_str(),
@@ -372,20 +377,21 @@ impl Shared {
         let was_delayed = properties::was_delayed(&delivery.properties, &delay_queues);
         let is_redelivery = delivery.redelivered || was_delayed;
         let received_at = Instant::now();
-        let received = ReceivedMessage { delivery, message, received_at, was_delayed };
+        let received =
+            ReceivedMessage { delivery, properties: native, message, received_at, was_delayed };
         Arc::new(RabbitDelivery::new(self, current.channel_number, received, is_redelivery))
     }
 
     /// Publishes a message to the delay queue of a pause. Logs a warning at the first of several failures.
     pub(crate) async fn delay(
         &self,
-        delivery: &LapinDelivery,
+        properties: NativeProperties,
         message: &Message,
         pause: Duration,
     ) -> Result<(), SourceError> {
         let queue = &self.settings.queue;
         let (publishers, queues) = (&self.publishers, &self.delay_queues);
-        let publishing = delay::publish(publishers, queues, queue, delivery, message, pause);
+        let publishing = delay::publish(publishers, queues, queue, properties, message, pause);
         // The server is not awaited while a new queue settles.
         let published = timeout(delay::SETTLES_FOR + TIMEOUT, publishing)
             .await

@@ -33,18 +33,35 @@ fn nested(depth: u32, kind: u8) -> Vec<u8> {
     [short_string(b"h"), value].concat()
 }
 
-/// Repairs bytes that arrive in parts of every size up to 9, which gives the same each time.
-fn repaired(bytes: &[u8]) -> Vec<u8> {
-    let mut whole = Vec::new();
+/// Repairs bytes that arrive in parts of every size up to 9, which gives the same each time, and restores them likewise.
+fn restored(bytes: &[u8]) -> Vec<u8> {
+    let (mut whole, mut restored) = (Vec::new(), Vec::new());
     FrameRepair::new(None).repair(bytes, &mut whole).unwrap();
+    FrameRestore::new().restore(&whole, &mut restored).unwrap();
     for size in 1..10 {
         let (mut frames, mut found) = (FrameRepair::new(None), Vec::new());
         for part in bytes.chunks(size) {
             frames.repair(part, &mut found).unwrap();
         }
         assert_eq!(found, whole, "in parts of {size} bytes");
+        let (mut frames, mut found) = (FrameRestore::new(), Vec::new());
+        for part in whole.chunks(size) {
+            frames.restore(part, &mut found).unwrap();
+        }
+        assert_eq!(found, restored, "in parts of {size} bytes");
     }
-    whole
+    restored
+}
+
+/// Bytes of a content header before its properties.
+const PROPERTIES_AT: usize = FLAGS_AT + FLAGS;
+
+/// Returns the frame of a content header whose properties are repaired.
+fn repaired(content_header: &[u8]) -> Vec<u8> {
+    let mut found = Vec::new();
+    let encoded = &content_header[HEADER + FLAGS_AT..content_header.len() - 1];
+    append_content_header(content_header, &repaired_properties(encoded), &mut found);
+    found
 }
 
 #[test]
@@ -67,10 +84,10 @@ fn frames_that_are_correct_stay_as_they_are() {
         frame(CONTENT_HEADER, &[0; 13]),
     ]
     .concat();
-    assert_eq!(repaired(&bytes), bytes);
+    assert_eq!(restored(&bytes), bytes);
     // From a server with another version.
     let other = b"AMQP\x03\x01\x00\x00 and more";
-    assert_eq!(repaired(other), other);
+    assert_eq!(restored(other), other);
 }
 
 #[test]
@@ -85,28 +102,26 @@ fn short_strings_that_are_not_utf8_are_replaced_in_place() {
             [short_string(b"tag"), vec![0xff; 9], short_string(b""), short_string(key)].concat();
         frame(METHOD, &[vec![0, 60, 0, 60], rest].concat())
     };
-    assert_eq!(repaired(&deliver(b"\xfe\xff")), deliver(b"??"));
+    assert_eq!(restored(&deliver(b"\xfe\xff")), deliver(b"??"));
     let returned = |key: &[u8]| {
         let rest =
             [vec![1, 56], short_string(b"NO_ROUTE"), short_string(key), short_string(key)].concat();
         frame(METHOD, &[vec![0, 60, 0, 50], rest].concat())
     };
-    assert_eq!(repaired(&returned(b"k\xff")), returned(b"k?"));
+    assert_eq!(restored(&returned(b"k\xff")), returned(b"k?"));
     for close in [[0, 10, 0, 50], [0, 20, 0, 40]] {
         let closed = |explanation: &[u8]| {
             let rest = [&[1, 148][..], &short_string(explanation), &[0; 4]].concat();
             frame(METHOD, &[&close, &rest[..]].concat())
         };
-        assert_eq!(repaired(&closed(b"no queue '\xc3...")), closed(b"no queue '?..."));
+        assert_eq!(restored(&closed(b"no queue '\xc3...")), closed(b"no queue '?..."));
     }
 }
 
 #[test]
 fn a_message_id_that_is_not_utf8_is_left_out() {
-    let next = frame(8, &[]);
-    let bytes = [frame(CONTENT_HEADER, &properties(b"", Some(b"i\xff"))), next.clone()].concat();
-    let expected = [frame(CONTENT_HEADER, &properties(b"", None)), next].concat();
-    assert_eq!(repaired(&bytes), expected);
+    let bytes = frame(CONTENT_HEADER, &properties(b"", Some(b"i\xff")));
+    assert_eq!(repaired(&bytes), frame(CONTENT_HEADER, &properties(b"", None)));
 }
 
 #[test]
@@ -114,6 +129,7 @@ fn tables_and_arrays_that_are_nested_too_deep_become_byte_arrays() {
     for kind in *b"FA" {
         for depth in [MAX_DEPTH + 1, MAX_DEPTH + 2, 10_000] {
             let bytes = frame(CONTENT_HEADER, &properties(&nested(depth, kind), None));
+            assert_eq!(restored(&bytes), bytes);
             let found = repaired(&bytes);
             assert_eq!(found.len(), bytes.len());
             let changed: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at] != found[*at]).collect();
@@ -136,8 +152,8 @@ fn headers_are_left_out_if_the_frame_is_too_large() {
         frame(METHOD, &[&[0, 10, 0, 30, 0, 9][..], &frame_max, &[0, 9]].concat())
     };
     for (client, server, is_large) in [
-        (None, 0, true),
         (Some(0), large.len(), true),
+        (Some(0), large.len() + wrapped::OVERHEAD - 1, true),
         (Some(0), large.len() - 1, false),
         (Some(large.len() - 1), 0, false),
         (Some(large.len() - 1), large.len(), false),
@@ -148,6 +164,14 @@ fn headers_are_left_out_if_the_frame_is_too_large() {
         frames.repair(&[tune(server), large.clone()].concat(), &mut found).unwrap();
         let expected = if is_large { &large } else { &small };
         assert_eq!(found, [&tune(server), &expected[..]].concat(), "{client:?} {server}");
+    }
+    for frame_max in [0, large.len() + wrapped::OVERHEAD] {
+        let (mut found, mut restored) = (Vec::new(), Vec::new());
+        let frame_max = u32::try_from(frame_max).unwrap();
+        FrameRepair::new(Some(frame_max)).repair(&large, &mut found).unwrap();
+        assert_eq!(found.len(), large.len() + wrapped::OVERHEAD, "they are wrapped");
+        FrameRestore::new().restore(&found, &mut restored).unwrap();
+        assert_eq!(restored, large);
     }
     // Both a message id and headers.
     let both = frame(CONTENT_HEADER, &properties(&headers, Some(b"\xff")));
@@ -161,26 +185,43 @@ fn headers_are_left_out_if_the_frame_is_too_large() {
 
 #[test]
 fn properties_that_cannot_be_parsed_are_left_out() {
-    let next = frame(8, &[]);
     let mut empty = properties(b"", None);
     empty[FLAGS_AT] = 0;
     empty.truncate(PROPERTIES_AT);
-    let expected = [frame(CONTENT_HEADER, &empty), next.clone()].concat();
     for headers in [&b"\x01h?"[..], b"\x01hA\x00\x00\x00\x01I", b"\x01hF\x00\x00\x00\x05", b"\x09h"]
     {
-        let mut bytes = frame(CONTENT_HEADER, &properties(headers, Some(b"one")));
-        bytes.extend(&next);
-        assert_eq!(repaired(&bytes), expected, "{headers:?}");
+        let bytes = frame(CONTENT_HEADER, &properties(headers, Some(b"one")));
+        assert_eq!(restored(&bytes), bytes);
+        assert_eq!(repaired(&bytes), frame(CONTENT_HEADER, &empty), "{headers:?}");
     }
 }
 
 #[test]
 fn the_first_byte_of_another_version_counts_only_before_the_first_frame() {
-    let bytes = [frame(8, &[]), frame(OTHER_VERSION, &[])].concat();
-    let next = frame(CONTENT_HEADER, &properties(b"", Some(b"\xff")));
+    let bytes = [frame(8, &[]), frame(GREETING, &[])].concat();
+    let next = frame(METHOD, &[&[0, 10, 0, 50, 0, 0][..], &short_string(b"\xff")].concat());
     let mut found = Vec::new();
     FrameRepair::new(None).repair(&[bytes.clone(), next].concat(), &mut found).unwrap();
-    assert!(!found.ends_with(b"\xff\xce"), "the frames that follow are repaired");
+    assert!(found.ends_with(b"?\xce"), "the frames that follow are repaired");
+    // A client's greeting, before a content header.
+    let wrapped = wrapped::wrap(&[0, 0]);
+    let next = |encoded: &[u8]| frame(CONTENT_HEADER, &[&[0; FLAGS_AT], encoded].concat());
+    let (mut found, greeting) = (Vec::new(), b"AMQP\0\0\x09\x01");
+    let bytes = [&greeting[..], &next(&wrapped)].concat();
+    FrameRestore::new().restore(&bytes, &mut found).unwrap();
+    assert_eq!(found, [&greeting[..], &next(&[0, 0])].concat());
+}
+
+#[test]
+fn properties_that_look_wrapped_are_what_they_were() {
+    let mut bytes = frame(CONTENT_HEADER, &properties(b"", None));
+    for _ in 0..3 {
+        let mut found = Vec::new();
+        let encoded = wrapped::wrap(&bytes[HEADER + FLAGS_AT..bytes.len() - 1]);
+        append_content_header(&bytes, &encoded, &mut found);
+        bytes = found;
+        assert_eq!(restored(&bytes), bytes);
+    }
 }
 
 #[test]
