@@ -195,6 +195,10 @@ impl Delivery for NatsDelivery {
         &self.received
     }
 
+    fn native(&self) -> Option<Bytes> {
+        Some(Bytes::from_static(headers::NATIVE))
+    }
+
     fn is_redelivery(&self) -> bool {
         self.is_redelivery
     }

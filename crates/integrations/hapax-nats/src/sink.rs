@@ -11,10 +11,12 @@ use async_nats::jetstream::{Context, Error as JetStreamError, ErrorCode};
 use hapax_core::store::BoxFuture;
 use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
 
+use crate::headers::NATIVE;
 use crate::stored;
 
 /// Publishes messages to the subject that is their destination, with the headers `message-id`,
-/// `Nats-Msg-Id` and, if they have an order key, `message-order-key`.
+/// `Nats-Msg-Id` and, if they have an order key, `message-order-key`. A redriven message has the headers that it had instead
+/// of that one.
 ///
 /// - `Nats-Msg-Id` is the id and the subject, since a stream deduplicates over all of its subjects.
 ///   Other headers that begin with `Nats-` are commands to the server, which may reject, expire or
@@ -147,7 +149,10 @@ fn check_subject(subject: &str) -> Result<(), PublishError> {
 fn headers(message: &OutgoingMessage, id: &str) -> Result<HeaderMap, PublishError> {
     let mut headers = HeaderMap::new();
     let mut own = vec![("message-id", message.id.as_str()), ("Nats-Msg-Id", id)];
-    own.extend(message.key.as_deref().map(|key| ("message-order-key", key)));
+    // A redriven message has the headers that the client has read, of which it can send each.
+    let is_redriven = message.native.as_deref() == Some(NATIVE);
+    let order_key = message.key.as_deref().filter(|_| !is_redriven);
+    own.extend(order_key.map(|key| ("message-order-key", key)));
     let is_own = |name: &str| {
         own.iter().any(|(own, _)| name.eq_ignore_ascii_case(own))
             || name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("Nats-"))
@@ -161,12 +166,17 @@ fn headers(message: &OutgoingMessage, id: &str) -> Result<HeaderMap, PublishErro
                  message is written"
             ))
         };
-        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':') {
+        if (name.is_empty() && !is_redriven)
+            || !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':')
+        {
             return Err(cannot("a name of ASCII characters without colons and spaces"));
         }
         let value = std::str::from_utf8(value).map_err(|_| cannot("a value in UTF-8"))?;
-        if value.contains(['\r', '\n', '\0']) || value.trim() != value {
-            return Err(cannot("a value of one line, without white space at its ends"));
+        let has_zero = value.contains('\0') && !is_redriven;
+        if has_zero || value.contains(['\r', '\n']) || value.trim() != value {
+            return Err(cannot(
+                "a value of one line, without zero bytes and white space at its ends",
+            ));
         }
         headers.append(name, value);
     }

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use async_nats::HeaderMap;
+use async_nats::jetstream::Context;
+use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_messages::{
-    DeadLetter, DeadLetterReason, DeadLetterStore as _, Message, MessageId, MessageSink,
+    DeadLetter, DeadLetterReason, DeadLetterStore as _, Delivery, Message, MessageId, MessageSink,
     MessageSource, OutgoingMessage, PublishError, PublishedDeadLetters,
 };
 use hapax_nats::{NatsOrderKey, NatsSink, NatsSource};
@@ -42,6 +45,72 @@ async fn a_redriven_message_without_an_order_key_keeps_its_header() {
     let source = builder.start().await.unwrap();
     let received = source.receive(10.try_into().unwrap()).await.unwrap();
     assert_eq!(received[0].message().key.as_deref(), Some("c-1"));
+}
+
+/// Returns the headers of a message but those that a redrive adds, in the order of their names.
+fn own_headers(message: &Message) -> Vec<(String, Bytes)> {
+    let is_added = |name: &str| name == "message-id" || name.starts_with("Nats-");
+    let own = message.headers.iter().filter(|(name, _)| !is_added(name));
+    let mut own: Vec<_> = own.cloned().collect();
+    own.sort_by(|one, other| one.0.cmp(&other.0));
+    own
+}
+
+/// Publishes two messages, whose headers are all that the client reads and a producer may send.
+async fn publish_headers(server: &NatsServer, context: &Context) {
+    let long = "x".repeat(30_000);
+    let values = ["a\0b", "\0", "", "a\tb", "\u{1}\u{7f}", "grüße 東京 😀", "a: b", "%00", &long];
+    let mut headers = HeaderMap::new();
+    for (number, value) in values.into_iter().enumerate() {
+        headers.append(format!("h{number}").as_str(), value);
+        headers.append("many", value);
+    }
+    for name in ["", "!#$%&'*+-.^_`|~", "(){}[]<>@,;/?=\"\\", "Message-Order-Key"] {
+        headers.append(name, "1");
+    }
+    let sent = context.publish_with_headers("orders.created", headers, "x".into()).await.unwrap();
+    sent.await.unwrap();
+    // What this client does not send: a value over two lines.
+    let folded = b"NATS/1.0\r\nfolded: a\r\n b\r\n: nameless\r\n\r\n";
+    server.publish_raw(b"orders.created", folded, b"y").await;
+}
+
+async fn receive_two(source: &NatsSource) -> Vec<Arc<dyn Delivery>> {
+    let mut received = Vec::new();
+    while received.len() < 2 {
+        received.extend(source.receive(2.try_into().unwrap()).await.unwrap());
+    }
+    received
+}
+
+#[tokio::test]
+async fn each_header_that_the_client_reads_is_redriven_as_it_was() {
+    for order_key in [NatsOrderKey::None, NatsOrderKey::Subject] {
+        let server = NatsServer::start().await;
+        let context = context(&server).await;
+        publish_headers(&server, &context).await;
+        let is_ordered = order_key != NatsOrderKey::None;
+        let builder = NatsSource::builder(context.clone(), "ORDERS", "test").order_key(order_key);
+        let source = builder.start().await.unwrap();
+        let first = receive_two(&source).await;
+        let sink = NatsSink::new(context);
+        for (number, delivery) in first.iter().enumerate() {
+            delivery.acknowledge().await.unwrap();
+            let received = delivery.message();
+            let id = MessageId::new(format!("m-{number}")).unwrap();
+            let mut redriven = OutgoingMessage::new("orders.created", id, received.payload.clone());
+            redriven.key.clone_from(&received.key);
+            assert_eq!(redriven.key.is_some(), is_ordered);
+            redriven.native = delivery.native();
+            redriven.headers.clone_from(&received.headers);
+            sink.publish(&redriven).await.unwrap();
+        }
+        for (first, again) in first.iter().zip(receive_two(&source).await) {
+            let (first, again) = (first.message(), again.message());
+            assert_eq!(again.payload, first.payload);
+            assert_eq!(own_headers(again), own_headers(first));
+        }
+    }
 }
 
 #[tokio::test]
