@@ -174,8 +174,7 @@ fn value(rest: &mut &[u8]) -> Result<String> {
             format!("[{}]", all.join(", "))
         }
         b'F' => {
-            let mut all = table(rest)?;
-            all.sort();
+            let all = table(rest)?;
             let all: Vec<_> = all
                 .iter()
                 .map(|(name, value)| format!("{}={value}", name.escape_ascii()))

@@ -126,7 +126,7 @@ fn unusable(field: &HeaderName, value: &Bytes, sent: &[(String, Bytes)]) -> Opti
     }
     let text = std::str::from_utf8(value).unwrap_or_default().trim();
     let is_coding = |it: &str| CONTENT_CODINGS.iter().any(|coding| it.eq_ignore_ascii_case(coding));
-    if *field == CONTENT_TYPE && value.is_empty() {
+    if *field == CONTENT_TYPE && value.trim_ascii().is_empty() {
         Some(Change::ContentType)
     } else if *field == CONTENT_ENCODING && !text.split(',').all(|it| is_coding(it.trim())) {
         Some(Change::ContentEncoding)
@@ -213,7 +213,7 @@ mod tests {
     fn headers_about_the_payload_are_those_that_a_service_knows() {
         for (headers, expected) in [
             (&[("content-type", "a/b"), ("Content-Type", "c/d")][..], &["a/b"][..]),
-            (&[("content-type", ""), ("content-type", "a/b")], &["a/b"]),
+            (&[("content-type", ""), ("content-type", " \t"), ("content-type", "a/b")], &["a/b"]),
             (&[("content-encoding", "utf-8")], &[]),
             (&[("content-encoding", "binary")], &[]),
             (&[("content-encoding", "")], &[]),

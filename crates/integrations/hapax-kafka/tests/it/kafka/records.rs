@@ -80,7 +80,11 @@ async fn a_redriven_record_has_its_key_and_partition_and_null_values() {
         .insert(header("tenant", Some(&b"t"[..])))
         .insert(header("none", None))
         .insert(header("empty", Some(&b""[..])))
-        .insert(header("", Some(&b"without a name"[..])));
+        .insert(header("tenant", Some(&[0xff, 0, b'\n'])))
+        .insert(header("none", Some(&b"1"[..])))
+        .insert(header("", Some(&b"without a name"[..])))
+        .insert(header("", None))
+        .insert(header("tenant", None));
     let keys: [Option<&[u8]>; 5] =
         [None, Some(b"k 1"), Some(&[0, 42]), Some(b""), Some(&[b'x'; 1025])];
     let values: [Option<&[u8]>; 3] = [Some(b"v"), None, Some(b"")];
