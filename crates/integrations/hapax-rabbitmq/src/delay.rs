@@ -16,7 +16,7 @@
 //!    that queue does not exist or is full, the message stays.
 //! 5. A server that is killed may lose a queue that was declared just before, with its messages, although it has confirmed
 //!    them: it writes its directory of queues with a delay. So a queue is used only some time after it was declared
-//!    ([`DelayQueues`]).
+//!    ([`DelayQueues`]). One that an operator deletes is declared again, and used at once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

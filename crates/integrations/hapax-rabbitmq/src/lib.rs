@@ -75,7 +75,7 @@
 //! and bytes that are not UTF-8. Those within 32 bytes of `frame_max` are an exception: they are repaired. One that was in a delay
 //! queue has its headers as the server encodes them again, in the order of their names.
 //!
-//! Tables, decimals, void values and arrays within arrays are left out of the headers of every message; the other
+//! Tables, void values and arrays within arrays are left out of the headers of every message; the other
 //! values of an array stay. The age of a message that is redriven counts from the header `hapax-redriven-at`.
 //!
 //! # Log

@@ -125,9 +125,8 @@ fn redriven(
             && native_value(value).as_deref() != Some(id.as_bytes())
     };
     let mut properties = kept(native, is_other_id, added);
-    if let Some(id) = short_id {
-        properties.values[frames::MESSAGE_ID] = Some(native::property(&id));
-    }
+    // The property is read before the header: another one would hide the id.
+    properties.values[frames::MESSAGE_ID] = short_id.map(|id| native::property(&id));
     properties
 }
 
@@ -182,6 +181,9 @@ pub(crate) fn incoming(
         (CONTENT_TYPE, properties.content_type()),
         (CONTENT_ENCODING, properties.content_encoding()),
         (CORRELATION_ID, properties.correlation_id()),
+        ("type", properties.kind()),
+        ("reply-to", properties.reply_to()),
+        ("app-id", properties.app_id()),
     ];
     for (name, value) in properties_as_headers {
         if let Some(value) = value {
@@ -221,12 +223,15 @@ fn published_at(properties: &BasicProperties) -> Option<u64> {
     redriven_at.max(*properties.timestamp())
 }
 
-/// Returns the routing key under which a message was published first.
+/// Returns the routing key under which a message was published first. A longer header than a routing key can be is of a
+/// producer.
 pub(crate) fn original_routing_key(delivered: &str, properties: &BasicProperties) -> String {
     let headers = properties.headers().as_ref();
     let original = headers.and_then(|headers| headers.inner().get(ROUTING_KEY));
     match original {
-        Some(AMQPValue::LongString(original)) => original.to_string(),
+        Some(AMQPValue::LongString(original)) if original.as_bytes().len() <= 255 => {
+            original.to_string()
+        }
         _ => delivered.to_owned(),
     }
 }
@@ -243,7 +248,7 @@ pub(crate) fn was_delayed(properties: &BasicProperties, delay_queues: &str) -> b
     headers.contains_key(ROUTING_KEY) && headers.get(FIRST_QUEUE).is_some_and(is_delay_queue)
 }
 
-/// Returns a header's value as bytes; `None` for tables and void.
+/// Returns a header's value as bytes; `None` for tables, void and arrays.
 fn header_value(value: &AMQPValue) -> Option<Bytes> {
     let text = match value {
         AMQPValue::LongString(value) => return Some(Bytes::copy_from_slice(value.as_bytes())),
@@ -260,12 +265,22 @@ fn header_value(value: &AMQPValue) -> Option<Bytes> {
         AMQPValue::Float(value) => value.to_string(),
         AMQPValue::Double(value) => value.to_string(),
         AMQPValue::Timestamp(value) => value.to_string(),
-        AMQPValue::DecimalValue(_)
-        | AMQPValue::FieldArray(_)
-        | AMQPValue::FieldTable(_)
-        | AMQPValue::Void => return None,
+        AMQPValue::DecimalValue(value) => decimal(value.scale, value.value),
+        AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) | AMQPValue::Void => return None,
     };
     Some(Bytes::from(text))
+}
+
+/// Returns a decimal number as text. Clients write and read its digits as a signed number.
+fn decimal(scale: u8, digits: u32) -> String {
+    let digits = digits.cast_signed();
+    let (sign, scale) = (if digits < 0 { "-" } else { "" }, usize::from(scale));
+    let padded = format!("{:0width$}", digits.unsigned_abs(), width = scale + 1);
+    let (whole, fraction) = padded.split_at(padded.len() - scale);
+    match scale {
+        0 => format!("{sign}{whole}"),
+        _ => format!("{sign}{whole}.{fraction}"),
+    }
 }
 
 /// Returns the properties of a message that goes through a delay queue, with its routing key.
@@ -302,6 +317,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_decimal_number_has_its_sign_and_all_digits() {
+        for (scale, digits, text) in [
+            (2, 999, "9.99"),
+            (0, 7, "7"),
+            (3, 5, "0.005"),
+            (1, (-15_i32).cast_unsigned(), "-1.5"),
+            (0, i32::MIN.cast_unsigned(), "-2147483648"),
+        ] {
+            assert_eq!(decimal(scale, digits), text);
+        }
+        assert_eq!(decimal(255, 1).len(), 257);
+    }
+
+    #[test]
     fn a_redriven_message_has_one_id_whatever_the_case_of_the_headers_that_it_had() {
         let short = "m-1".to_owned();
         for (id, kept) in [(&short, true), (&"x".repeat(256), false), (&short, false)] {
@@ -311,7 +340,11 @@ mod tests {
                 table.insert(name.into(), long_string(had.as_bytes()));
             }
             table.insert("Hapax-Redrive".into(), long_string(b"another"));
-            let encoded = wrapped::encode(&BasicProperties::default().with_headers(table));
+            let mut had = BasicProperties::default().with_headers(table);
+            if !kept {
+                had = had.with_message_id("another".into());
+            }
+            let encoded = wrapped::encode(&had);
             let native = NativeProperties::parse(encoded.into()).map(|it| it.to_native());
             let id = hapax_messages::MessageId::new(id).unwrap();
             let mut message = OutgoingMessage::new("orders", id.clone(), "x");
