@@ -47,10 +47,11 @@ mod keys;
 mod log_file;
 mod register;
 mod sagas;
+mod supervise;
 mod token;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
@@ -80,6 +81,7 @@ pub use sagas::{
     SagaDecisionView, SagaDetails, SagaId, SagaList, SagaQuery, SagaStateView, SagaStepView,
     SagaSummary, StepOutcomeView, StuckView, TriesView, parse_write_id,
 };
+pub use supervise::{Panic, caught, supervised};
 pub use token::{
     AdminToken, TokenError, is_key_open_to_others, is_open_to_others, open_secret_file,
 };
@@ -222,7 +224,11 @@ impl OperatorsBuilder {
     #[must_use]
     pub fn build(self, token: AdminToken, audit: Audit) -> Operators {
         let Self { engine, store, store_timeout, scope_parts, stats, census, user } = self;
-        tokio::spawn(Census::run(Arc::downgrade(&census), Arc::clone(&store)));
+        let (walking, walked) = (Arc::downgrade(&census), Arc::clone(&store));
+        tokio::spawn(async move {
+            let walk = || Census::run(Weak::clone(&walking), Arc::clone(&walked));
+            supervised("the walk of the census", walk).await;
+        });
         let keys = OperatorRecords::new(engine.clone(), store, audit, store_timeout);
         let sagas = OperatorSagas::new(engine.clone(), Arc::clone(keys.audit()), store_timeout);
         let stats =

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use hapax_operators::supervised;
 use http::{Method, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -76,7 +77,11 @@ pub(crate) trait Observed: Clone + Send + 'static {
 }
 
 /// Serves the listener. Does not end.
-pub(crate) async fn serve(listener: TcpListener, observed: impl Observed) {
+pub(crate) async fn serve(listener: TcpListener, observed: impl Observed + Sync) {
+    supervised("the operators' listener", || accept(&listener, &observed)).await;
+}
+
+async fn accept(listener: &TcpListener, observed: &impl Observed) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hapax_core::Idempotency;
-use hapax_operators::{ConsumerNaming, RegisteredUser, StoreRegister, StoreUser};
+use hapax_operators::{ConsumerNaming, RegisteredUser, StoreRegister, StoreUser, supervised};
 use tokio::task::JoinHandle;
 
 use crate::admin::{Metric, Observed};
@@ -39,7 +39,10 @@ impl Registered {
         let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
         let user = register.enter_when_available(user, engine).await.map_err(CliError::usage)?;
         let kept = user.clone();
-        Ok(Self { user, keeping: tokio::spawn(async move { kept.refresh().await }) })
+        let keeping = tokio::spawn(async move {
+            supervised("the entry in the register of the store", || kept.refresh()).await;
+        });
+        Ok(Self { user, keeping })
     }
 
     /// Removes the entry.

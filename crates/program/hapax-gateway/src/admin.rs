@@ -9,8 +9,8 @@ mod listener;
 mod reconcile;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
@@ -69,7 +69,11 @@ pub(crate) struct Admin {
     /// Whether the last call of the store succeeded.
     pub(crate) store_up: AtomicBool,
     pub(crate) reconciler: Arc<UnretriedReconciler>,
+    pub(crate) ended: EndedTask,
 }
+
+/// A task that has ended by a panic, and without which no request is served.
+pub(crate) type EndedTask = Arc<OnceLock<&'static str>>;
 
 /// The running admin listener, from the start of the gateway on.
 ///
@@ -227,6 +231,10 @@ fn refused(admin: &Admin, operators: &Operators) -> Option<UserDifference> {
 async fn ready(State((admin, operators)): Shared) -> Response {
     if admin.shutdown.phase() > ShutdownPhase::Serving {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response();
+    }
+    if let Some(ended) = admin.ended.get() {
+        let text = format!("{ended} has ended by a bug: restart this process\n");
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     }
     let up = operators.keys().store_answers().await;
     admin.store_up.store(up, Ordering::Relaxed);

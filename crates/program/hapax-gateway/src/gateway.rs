@@ -21,7 +21,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::{sleep, timeout};
 
 use crate::access::AccessLog;
-use crate::admin::{self, Admin};
+use crate::admin::{self, Admin, EndedTask};
 use crate::budget::{self, MemoryPlan};
 use crate::config::{Config, ResolvedConfig};
 use crate::handler::RequestHandler;
@@ -389,6 +389,7 @@ async fn run(
         metrics: Arc::clone(&metrics),
     });
     let reconciling = reconciling(config, &reconciler, &census, &opened, &shutdown);
+    let ended = EndedTask::default();
     let admin = Arc::new(Admin {
         reconciler,
         opened: opened.clone(),
@@ -396,6 +397,7 @@ async fn run(
         metrics: Arc::clone(&metrics),
         shutdown: shutdown.clone(),
         store_up: AtomicBool::new(true),
+        ended: Arc::clone(&ended),
     });
     warn::warn(config, &opened, &open_files);
     let registered = user.clone();
@@ -411,22 +413,33 @@ async fn run(
         probed.open(admin, &operators)
     });
     let listening = listener::serve(data, handler, clients, shutdown.clone());
+    let listening = task::reported("the listener for clients", listening, ended);
     Ok(RunningGateway {
         local_addr,
         admin_addr,
         engine,
-        housekeeping: Task(tokio::spawn(housekeeping(
-            Arc::clone(&opened.store) as Arc<dyn Store>,
-            Arc::clone(&resources.observed) as Arc<dyn Store>,
-            metrics,
-            Arc::clone(&resources.upstreams),
-            certificates.clone(),
-        ))),
+        housekeeping: Task::supervised("housekeeping", {
+            let (store, certificates) = (Arc::clone(&opened.store), certificates.clone());
+            let observed = Arc::clone(&resources.observed);
+            let upstreams = Arc::clone(&resources.upstreams);
+            move || {
+                housekeeping(
+                    Arc::clone(&store) as Arc<dyn Store>,
+                    Arc::clone(&observed) as Arc<dyn Store>,
+                    Arc::clone(&metrics),
+                    Arc::clone(&upstreams),
+                    certificates.clone(),
+                )
+            }
+        }),
         reconciling,
-        registered: Task(tokio::spawn({
+        registered: Task::supervised("the entry in the register of the store", {
             let user = user.clone();
-            async move { user.refresh().await }
-        })),
+            move || {
+                let user = user.clone();
+                async move { user.refresh().await }
+            }
+        }),
         user,
         resources,
         current,

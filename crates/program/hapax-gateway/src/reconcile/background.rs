@@ -8,15 +8,11 @@
 //!    await: a hook without a verdict is called again after its timeout.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::time::Duration;
 
 use hapax_core::{Entropy, Inspect, OperationId, Reconciled, SystemEntropy};
-use hapax_operators::{Census, RecordView};
+use hapax_operators::{Census, RecordView, supervised};
 use hapax_proxy::{Shutdown, ShutdownPhase};
 use tokio::time::{Instant, sleep};
 
@@ -58,14 +54,7 @@ struct Warned(Option<([bool; NotRequested::CODES.len()], Instant)>);
 impl BackgroundReconciler {
     /// Runs until the gateway drains. After a panic it begins anew, with an interval's pause.
     pub(crate) async fn run(self) {
-        while let Err(panic) = caught(self.passes()).await {
-            let text = panic.downcast_ref::<&str>().copied();
-            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-            tracing::error!(
-                panic = text.unwrap_or("unknown"),
-                "the reconciliation without retries panicked, and begins anew: report this as a bug"
-            );
-        }
+        supervised("the reconciliation without retries", || self.passes()).await;
     }
 
     async fn passes(&self) {
@@ -221,17 +210,6 @@ fn warn(counts: &NotRequestedCounts) {
     );
 }
 
-/// Returns the result of a future, or its panic.
-async fn caught<F: Future>(future: F) -> std::thread::Result<F::Output> {
-    let mut future = pin!(future);
-    // After a panic the future is not polled again, and what it shares is replaced or behind locks.
-    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Ok),
-        Err(panic) => Poll::Ready(Err(panic)),
-    })
-    .await
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each change is complete: nothing here panics half way through one.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -274,17 +252,6 @@ mod tests {
             let now = begun + Duration::from_secs(seconds);
             assert_eq!(warned.is_due(&found, now), expected, "{seconds}");
         }
-    }
-
-    #[tokio::test]
-    async fn the_panic_of_a_future_is_returned() {
-        assert!(caught(async { 7 }).await.is_ok_and(|seven| seven == 7));
-        let panicked = caught(async {
-            tokio::task::yield_now().await;
-            panic!("a bug")
-        });
-        let panic = panicked.await.unwrap_err();
-        assert_eq!(panic.downcast_ref(), Some(&"a bug"));
     }
 
     #[test]

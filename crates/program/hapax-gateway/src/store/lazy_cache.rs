@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::OperationId;
 use hapax_core::store::BoxFuture;
+use hapax_operators::supervised;
 use hapax_redis::{RedisCache, RedisOptions};
 use hapax_tiered::{Cache, CacheError};
 use tokio::task::JoinHandle;
@@ -28,7 +29,11 @@ pub(super) struct BackgroundCache {
 impl BackgroundCache {
     pub(super) fn new(url: &ServerUrl, options: RedisOptions) -> Self {
         let cache = Arc::new(OnceLock::new());
-        let connecting = tokio::spawn(connect(url.to_string(), options, Arc::clone(&cache)));
+        let (url, connected) = (url.to_string(), Arc::clone(&cache));
+        let connecting = tokio::spawn(async move {
+            let connect = || connect(url.clone(), options.clone(), Arc::clone(&connected));
+            supervised("the connection to the cache", connect).await;
+        });
         Self { cache, connecting }
     }
 

@@ -1,7 +1,7 @@
 //! Keys of an issuer at a URL.
 //!
 //! 1. One task fetches them: at the start, every [`EVERY`], and sooner after a failure. So one request is in progress at
-//!    a time. A failure ends nothing: the keys before it stay in force.
+//!    a time. A failure ends nothing, and neither does a panic: the keys before it stay in force.
 //! 2. A token with an unknown key may have a new one. Its request has the keys fetched, at most every [`ASKED_EVERY`]
 //!    however many such tokens there are, and waits for them.
 
@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 use hapax_http::{Body, BoxError};
+use hapax_operators::{Panic, caught, supervised};
 use hapax_proxy::{Upstream, UpstreamError};
 use http::header::{ACCEPT, HOST, HeaderValue, USER_AGENT};
 use http::uri::PathAndQuery;
@@ -99,6 +100,8 @@ pub(super) enum FetchError {
     Unreadable(#[source] BoxError),
     #[error(transparent)]
     Keys(#[from] KeySetError),
+    #[error("it panicked: {0}")]
+    Panicked(Panic),
 }
 
 impl KeyFetcher {
@@ -115,7 +118,11 @@ impl KeyFetcher {
                 Box::pin(async move { url.fetch().await })
             };
             let name = self.url.name();
-            runtime.spawn(async move { shared.run(fetch, &name).await }).abort_handle()
+            let run = async move {
+                supervised("the fetch of the keys of bearer tokens", || shared.run(&fetch, &name))
+                    .await;
+            };
+            runtime.spawn(run).abort_handle()
         });
         self.shared.failed()
     }
@@ -196,7 +203,7 @@ impl Shared {
     /// Fetches until the future is dropped.
     pub(super) async fn run(
         &self,
-        fetch: impl Fn() -> BoxFuture<'static, Result<KeySet, FetchError>>,
+        fetch: &impl Fn() -> BoxFuture<'static, Result<KeySet, FetchError>>,
         url: &str,
     ) {
         let mut warned: Option<Instant> = None;
@@ -205,7 +212,11 @@ impl Shared {
                 state.is_fetching = true;
                 false
             });
-            let result = fetch().await;
+            // A panic counts as a failure, so that a token does not wait for this fetch, and `/readyz` states it.
+            let result = caught(fetch()).await.unwrap_or_else(|panic| {
+                tracing::error!(url, %panic, "the fetch of the keys of bearer tokens panicked: report this as a bug");
+                Err(FetchError::Panicked(panic))
+            });
             match &result {
                 Ok(set) => {
                     let keys = set.keys().len();

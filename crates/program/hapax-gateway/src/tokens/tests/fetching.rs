@@ -1,7 +1,7 @@
 //! When keys are fetched.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ const LIMIT: Duration = Duration::from_secs(3);
 struct Source {
     next: Arc<Mutex<VecDeque<Option<u8>>>>,
     begun: Arc<Mutex<Vec<Instant>>>,
+    panics: Arc<AtomicBool>,
 }
 
 impl Source {
@@ -31,8 +32,10 @@ impl Source {
     fn fetch(&self) -> BoxFuture<'static, Result<KeySet, FetchError>> {
         self.begun.lock().unwrap().push(Instant::now());
         let next = self.next.lock().unwrap().pop_front().flatten();
+        let panics = Arc::clone(&self.panics);
         Box::pin(async move {
             sleep(Duration::from_secs(1)).await;
+            assert!(!panics.load(Ordering::Relaxed), "a bug");
             let number = next.ok_or(FetchError::Status(StatusCode::BAD_GATEWAY))?;
             let set = TestIssuer::new(&number.to_string(), number).key_set();
             Ok(KeySet::parse(set.as_bytes())?)
@@ -47,7 +50,7 @@ impl Source {
     fn start(&self) -> Arc<Shared> {
         let shared = Arc::new(Shared::new());
         let (source, running) = (self.clone(), Arc::clone(&shared));
-        tokio::spawn(async move { running.run(move || source.fetch(), "http://keys").await });
+        tokio::spawn(async move { running.run(&move || source.fetch(), "http://keys").await });
         shared
     }
 }
@@ -94,6 +97,23 @@ async fn a_failed_fetch_keeps_the_keys() {
     source.then(Some(2));
     sleep(Duration::from_secs(12)).await;
     let fetched = shared.fetched().unwrap();
+    assert_eq!((kid(&fetched.set).as_str(), fetched.has_failed), ("2", false));
+    assert!(!has_failed(&shared));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fetch_that_panics_is_a_failure_and_ends_no_later_one() {
+    let source = Source::default();
+    source.then(Some(1));
+    let shared = source.start();
+    shared.after(0, LIMIT).await.unwrap();
+    source.panics.store(true, Ordering::Relaxed);
+    // A token that waits for the fetch does not wait for ever, and is not said to have an unknown key.
+    assert!(shared.newer(1, LIMIT).await.unwrap().has_failed);
+    assert!(has_failed(&shared), "`/readyz` states it");
+    source.panics.store(false, Ordering::Relaxed);
+    source.then(Some(2));
+    let fetched = shared.after(2, Duration::from_secs(15)).await.unwrap();
     assert_eq!((kid(&fetched.set).as_str(), fetched.has_failed), ("2", false));
     assert!(!has_failed(&shared));
 }
