@@ -7,6 +7,7 @@ mod error;
 mod jwt;
 mod lookup;
 mod policy;
+mod reconciling;
 mod route;
 mod settings;
 mod transport;
@@ -217,8 +218,8 @@ impl Config {
             namespace: None,
             cache: None,
             secret_file: None,
-            reconcile_every: Duration::from_secs(60),
-            reconcile_limit: 256,
+            reconcile_every: Self::RECONCILE_EVERY,
+            reconcile_limit: Self::RECONCILE_LIMIT,
             auth: None,
             jwt: JwtConfig::default(),
             store_timeout: Duration::from_secs(2),
@@ -240,6 +241,7 @@ impl Config {
     /// [`ConfigError`] for settings that would otherwise only fail in production.
     pub fn check(&self) -> Result<(), ConfigError> {
         let resolved = self.resolve()?;
+        self.check_reconciling()?;
         crate::routes::RouteTable::new(&self.policy, &self.routes).map(drop)?;
         drop(resolved);
         Ok(())

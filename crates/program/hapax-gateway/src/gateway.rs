@@ -400,6 +400,7 @@ async fn run(
         ended: Arc::clone(&ended),
     });
     warn::warn(config, &opened, &open_files);
+    warn::warn_without_secret(config, &engine);
     let registered = user.clone();
     let serving = probed.zip(token).and_then(|(probed, token)| {
         let (snapshot, stats) = (Arc::clone(&current), Arc::clone(&admin));

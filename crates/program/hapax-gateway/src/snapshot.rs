@@ -96,6 +96,8 @@ pub(crate) struct UnretriedRoute {
     pub(crate) replaces_credentials: bool,
     /// The reconcile URL, without its query.
     pub(crate) url: String,
+    /// Time after which a first request can no longer be in progress: a lease, and the upstream timeout.
+    pub(crate) wait: Duration,
 }
 
 /// Services of routes.
@@ -413,6 +415,7 @@ impl SnapshotBuilder<'_> {
                     hook: policy.hook_hash(resources.layer.engine()),
                     replaces_credentials: resolved.authorization.is_some(),
                     url: url.unwrap_or_default(),
+                    wait: config.lease.saturating_add(config.upstream_timeout),
                 })
             }
             _ => None,

@@ -88,6 +88,11 @@ fn a_reload_that_leaves_abandoned_operations_to_their_retries_warns() {
         \"none\" if the reconcile URL needs no credentials";
     const OF_RECORDS: &str = "the reconcile URL is not requested about undecided operations without a retry: their \
         retries or an operator decide; `hapax keys reconcile --all` prints the reason for each";
+    const STOPPED: &str = "no route has on_unknown = reconcile any more: operations whose outcome is unknown, which the \
+        reconcile URL was requested about without a retry, now wait for a retry or an operator; `hapax keys list --state \
+        unknown` lists them";
+    const IDLE: &str = "reconcile_every has no effect: no protected route has on_unknown = reconcile, so that nothing is \
+        reconciled without a retry";
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let routes = |path: &str, authorization: &str| {
         let url = format!("http://{}{path}", upstream.address);
@@ -121,6 +126,11 @@ fn a_reload_that_leaves_abandoned_operations_to_their_retries_warns() {
     let [level, first, second] = ["WARN", "no-authorization: 1", "other-hook: 1"].map(Value::from);
     assert_eq!(reasons, [(&level, &first), (&level, &second)]);
     assert!(upstream.is_idle());
+    // From here on no pass states a reason.
+    reload(4, "reconcile_every = \"200ms\"\n");
+    let [stopped, idle] = [STOPPED, IDLE].map(|text| log_lines(folder.path(), text));
+    assert_eq!((stopped.len(), idle.len()), (1, 1), "{stopped:?} {idle:?}");
+    assert_eq!((&stopped[0]["level"], &idle[0]["level"]), (&level, &level));
 }
 
 #[test]

@@ -118,6 +118,10 @@ errors! {
         ReconcileAuthorizationUnused = {
             [reconcile_authorization] " has no effect without " [on_unknown] " reconcile; a route with another " [reconcile_url] " does not inherit it"
         }
+        ReconcileNever = {
+            [reconcile_authorization] " has no effect with " [reconcile_every] " 0s and " [admin] " off: neither an interval \
+             nor an operator causes a reconcile request without a retry; set one of them"
+        }
         AuthTarget = { [auth_url] " must be a URL like http://127.0.0.1:4180/check" }
         AuthLoop { address: SocketAddr } = {
             [auth_url] " is " [listen] " ({address}): the gateway would call itself"

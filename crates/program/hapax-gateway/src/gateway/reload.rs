@@ -168,6 +168,7 @@ impl ReloadState {
         self.fetch_keys(current, resources);
         self.probe(current);
         compare(&in_force, &config);
+        super::warn::warn_without_secret(&config, resources.layer.engine());
         super::warn::warn_of_secrets(open_files);
         warn(&config);
         *in_force = config;
@@ -175,8 +176,17 @@ impl ReloadState {
     }
 }
 
-/// Warns of changes under which the retry of what was executed may execute again.
+/// Warns of changes under which the retry of what was executed may execute again, or nothing decides about an operation
+/// without a retry any more.
 fn compare(before: &Config, after: &Config) {
+    // While any route reconciles, each pass states the reason for the records about which no request is sent.
+    if before.reconciles() && !after.reconciles() && !after.reconcile_every.is_zero() {
+        tracing::warn!(
+            "no route has on_unknown = reconcile any more: operations whose outcome is unknown, which the reconcile URL was \
+             requested about without a retry, now wait for a retry or an operator; `hapax keys list --state unknown` \
+             lists them"
+        );
+    }
     let ChangedRoutes { open, anew } = ChangedRoutes::of(before, after);
     if before.jwt.issuer.is_some() && before.jwt.issuer != after.jwt.issuer {
         tracing::warn!(
@@ -292,6 +302,12 @@ pub(super) fn warn(config: &Config) {
             "jwt_keys is fetched without TLS: who replaces the keys on the network can name any caller; use https"
         );
     }
+    if let Some(setting) = config.idle_passes() {
+        tracing::warn!(
+            "{setting} has no effect: no protected route has on_unknown = reconcile, so that nothing is reconciled without \
+             a retry"
+        );
+    }
     let open = |policy: &PolicyConfig| policy.store_outage == StoreOutage::Open;
     if config.policies().any(open) {
         tracing::warn!("while the store is unavailable, requests are executed unprotected");
@@ -303,6 +319,13 @@ pub(super) fn warn(config: &Config) {
             RouteMode::Pass => tracing::warn!(path, "requests of this route are not protected"),
             RouteMode::Observe => {
                 tracing::warn!(path, "requests of this route are observed, not protected");
+                if route.policy.on_unknown == OnUnknown::Reconcile {
+                    tracing::warn!(
+                        path,
+                        "reconcile_url and reconcile_authorization have no effect on this route until it is protected: \
+                         an observed route sends no reconcile request"
+                    );
+                }
             }
         }
     }

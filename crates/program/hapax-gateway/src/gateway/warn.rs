@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use hapax_core::Idempotency;
 use hapax_core::diagnose::Severity;
 use hapax_operators::{is_key_open_to_others, is_open_to_others};
 
-use crate::config::{Config, Transport};
+use crate::config::{Config, PolicyConfig, Transport};
 use crate::store::{CacheUrl, OpenStore, StoreFinding, StoreUrl};
 
 /// Warns of risks at the start; `open_files` are those of [`ResolvedConfig::open_files`](crate::config::ResolvedConfig).
@@ -31,6 +32,18 @@ pub(super) fn warn(config: &Config, opened: &OpenStore, open_files: &BTreeSet<Pa
         }
     }
     super::reload::warn(config);
+}
+
+/// Warns of credentials for reconcile requests that are never sent. [`Config::check`] rejects them where the settings tell
+/// that the store has no secret.
+pub(super) fn warn_without_secret(config: &Config, engine: &Idempotency) {
+    let is_set = |policy: &PolicyConfig| policy.reconcile_authorization.is_some();
+    if engine.store().capabilities().secret.is_none() && config.policies().any(is_set) {
+        tracing::warn!(
+            "reconcile_authorization has no effect: the store has no secret, so that no record describes its operation, and a \
+             retry or an operator decides"
+        );
+    }
 }
 
 /// Warns of files with secrets that other users can read.

@@ -246,8 +246,15 @@ impl UnretriedReconciler {
         if routes.is_empty() {
             return Err(NotRequested::NoRoute { route: name.to_owned() });
         }
-        let mut with_unretried = routes.iter().filter_map(|it| Some((it, it.unretried.as_ref()?)));
-        let found = with_unretried.find(|(_, unretried)| unretried.hook.as_ref() == Some(hook));
+        let of_path = route_of_retry(snapshot, described);
+        let with_unretried = routes.iter().filter_map(|it| Some((it, it.unretried.as_ref()?)));
+        // Several routes may have one name and one hook. That of a retry applies, as to the retry; if the path has another
+        // one by now, the one that leaves the first request the most time.
+        let found = with_unretried
+            .filter(|(_, unretried)| unretried.hook.as_ref() == Some(hook))
+            .max_by_key(|(route, unretried)| {
+                (of_path.is_some_and(|it| Arc::ptr_eq(it, route)), unretried.wait)
+            });
         let Some((route, unretried)) = found else {
             return Err(NotRequested::OtherHook { route: name.to_owned() });
         };
@@ -264,6 +271,15 @@ impl UnretriedReconciler {
         }
         Ok((route, described))
     }
+}
+
+/// Returns the route of a retry of an operation; `None` if its path matches none.
+fn route_of_retry<'a>(
+    snapshot: &'a ConfigSnapshot,
+    described: &OperationDescription,
+) -> Option<&'a Arc<Route>> {
+    let method = described.method.as_ref()?.parse().ok()?;
+    snapshot.route(described.target.as_deref()?, &method).ok()
 }
 
 /// Returns the head of a request that stands for a retry: it has the key, and the caller as far as the description

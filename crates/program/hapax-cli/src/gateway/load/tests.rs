@@ -219,6 +219,56 @@ fn a_route_with_another_reconcile_url_does_not_inherit_its_credentials() {
 }
 
 #[test]
+fn settings_of_reconciliation_without_effect_are_rejected_with_their_line() {
+    let upstream = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n";
+    let policy =
+        "[policy]\non_unknown = \"reconcile\"\nreconcile_url = \"http://127.0.0.1:3000/o\"\n";
+    let none = "reconcile_authorization = \"none\"";
+    let memory = "store = \"memory:\"\n";
+    let postgres = "store = \"postgres://h@db/h\"\nnamespace = \"pay\"\n";
+    let secret = "secret_file = \"/etc/hapax/secret\"\n";
+    let (never, off) = ("reconcile_every = \"0s\"\n", "admin = \"off\"\n");
+    let needs = "--reconcile-authorization needs --secret-file: without a secret";
+    for (gateway, more, line, expected) in [
+        ([memory, ""], none, 7, needs),
+        ([postgres, ""], none, 8, needs),
+        ([memory, secret], none, 0, ""),
+        ([postgres, secret], none, 0, ""),
+        ([memory, ""], "", 0, ""),
+        (
+            [never, off],
+            none,
+            8,
+            "--reconcile-authorization has no effect with --reconcile-every 0s and --admin off",
+        ),
+        // An operator may reconcile; the passes need no admin address.
+        ([never, ""], none, 0, ""),
+        ([off, ""], none, 0, ""),
+        ([never, off], "", 0, ""),
+        (
+            [never, "reconcile_limit = 7\n"],
+            "",
+            4,
+            "--reconcile-limit contradicts --reconcile-every 0s",
+        ),
+        (["reconcile_limit = 7\n", ""], "", 0, ""),
+    ] {
+        let file = format!("{upstream}{}{policy}{more}", gateway.concat());
+        match load(&[], &file) {
+            Err(error) => {
+                let found = format!("f.toml:{line}: {expected}");
+                assert!(line > 0 && error.starts_with(&found), "{error}\n{file}");
+            }
+            Ok(loaded) => {
+                assert_eq!(line, 0, "{expected}\n{file}");
+                // What `--check` prints can be read again.
+                load(&[], &loaded.shown().unwrap()).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
 fn errors_name_the_line_of_the_setting() {
     let upstream = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n";
     for (flags, rest, expected) in [

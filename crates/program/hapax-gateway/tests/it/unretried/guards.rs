@@ -10,7 +10,9 @@ use std::task::{Context, Poll};
 
 use hapax_core::store::{Draft, Stamp, Swap};
 use hapax_core::{LeaseId, OperationId, Record, WriteId};
-use hapax_gateway::{GivenSettings, ReconcileAuthorization as Authorization};
+use hapax_gateway::{
+    GivenSettings, PolicyConfig, ReconcileAuthorization as Authorization, RouteConfig,
+};
 use http_body::Frame;
 
 use super::*;
@@ -163,6 +165,34 @@ async fn the_credentials_of_a_service_are_not_sent_to_that_of_a_route_with_anoth
         (sent(&ours), sent(&theirs)),
         (vec!["Bearer of-ours".to_owned()], vec![String::new()])
     );
+}
+
+/// Two services share neither name nor URL, but two routes of one service may have the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_routes_with_one_name_and_hook_that_of_the_path_applies() {
+    let upstream = upstream(|_| paid()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = on_file(&upstream, folder.path(), NEVER);
+    let own = config.policy.clone();
+    let without = PolicyConfig { reconcile_authorization: None, ..own.clone() };
+    let routes = [("/first", without.clone()), ("/pay", own), ("/last", without)];
+    config.routes = routes.map(|(path, policy)| named(path, policy)).to_vec();
+    let gateway = start(config).await;
+    for path in ["/pay", "/last"] {
+        let key = format!("\"{path}\"");
+        let fields = [("idempotency-key", key.as_str()), FIELDS[1], FIELDS[2]];
+        assert_eq!(post_with(gateway.local_addr(), path, &fields, "x").await.status, 500);
+        let found = get(gateway.admin_addr().unwrap(), "/api/keys?state=unknown").await.json();
+        let id = found["keys"][0]["id"].as_str().unwrap().to_owned();
+        let expected = if path == "/pay" { "happened" } else { "no-authorization" };
+        assert_eq!(reconcile(&gateway, &id).await, expected, "{path}");
+    }
+    assert_eq!(asked(&upstream).len(), 1);
+}
+
+/// A route named `payments`.
+fn named(path: &str, policy: PolicyConfig) -> RouteConfig {
+    RouteConfig { name: Some("payments".to_owned()), ..RouteConfig::new(path, policy) }
 }
 
 /// A configuration that reads its credentials from a file of this mode.
