@@ -209,6 +209,13 @@ pub enum SendError {
         "expected credentials that the server accepts, found that it rejects them: send again with valid credentials of the same account"
     )]
     Unauthorized,
+    /// A Hapax server answered 401 `invalid-token`: the bearer token that names the caller does not verify, or has
+    /// expired. That try executed nothing. The next send of the name calls the callback again; after a try that may
+    /// have arrived, another token needs [`Server::scoped_by_account`](crate::Server::scoped_by_account).
+    #[error(
+        "expected a bearer token that the server verifies, found one that does not verify or has expired (401 `invalid-token`), which executed nothing: send again with a new token of the same account"
+    )]
+    InvalidToken,
     /// The operation got a response whose body was not stored: it is larger than 1 MiB. The call that was
     /// waiting has got it, unless it was larger than 64 MiB, or there was no memory for it. No later call gets
     /// it.

@@ -12,7 +12,7 @@
 mod credentials;
 mod prepared;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::mem::swap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -45,6 +45,7 @@ use crate::stats::{CountedTry, HostCounters, OperationCounters, add};
 
 /// Reasons of a stuck operation that only a client has.
 pub(crate) const UNAUTHORIZED: &str = "unauthorized";
+pub(crate) const INVALID_TOKEN: &str = "invalid-token";
 pub(crate) const CREDENTIALS_CHANGED: &str = "credentials-changed";
 pub(crate) const KEY_CHANGED: &str = "key-changed";
 const REJECTED: &str = "rejected";
@@ -130,8 +131,8 @@ pub(crate) struct ClientState {
     live: Mutex<HashMap<OperationId, Live>>,
     /// The next tries of the operations that were resumed here.
     resumed: Mutex<HashMap<OperationId, NextTry>>,
-    /// Operations whose last credentials the server has rejected.
-    rejected: Mutex<HashSet<OperationId>>,
+    /// Operations whose last credentials the server has rejected, with the reason.
+    rejected: Mutex<HashMap<OperationId, &'static str>>,
     /// One permit for each MiB of the responses that the journal does not keep.
     pub(crate) large: Arc<Semaphore>,
 }
@@ -188,14 +189,14 @@ impl ClientState {
         }
     }
 
-    fn rejected(&self) -> MutexGuard<'_, HashSet<OperationId>> {
+    fn rejected(&self) -> MutexGuard<'_, HashMap<OperationId, &'static str>> {
         // Locked for single changes.
         self.rejected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the server has rejected the credentials of the last try that was sent.
-    fn is_rejected(&self, id: &OperationId) -> bool {
-        self.rejected().contains(id)
+    /// Returns the reason for which the server has rejected the credentials of the last try that was sent, if it has.
+    fn rejection(&self, id: &OperationId) -> Option<&'static str> {
+        self.rejected().get(id).copied()
     }
 
     pub(crate) fn host(&self, request: &RecordedRequest) -> Option<&Host> {
@@ -366,9 +367,9 @@ async fn prepare(
     let left = within.saturating_sub(at.spent());
     if left.is_zero() {
         // A try that was rejected was sent, and what is left is to get other credentials.
-        let reason = match state.is_rejected(&id) {
-            true => StuckReason::Step(UNAUTHORIZED.to_owned()),
-            false => StuckReason::Exhausted,
+        let reason = match state.rejection(&id) {
+            Some(reason) => StuckReason::Step(reason.to_owned()),
+            None => StuckReason::Exhausted,
         };
         let text = format!("expected a response within {within:?} of tries, found none");
         return Err(stuck(&at, reason, &text, false));
@@ -502,9 +503,11 @@ async fn call(
             let source = format!("found {status}").into();
             return Err(StepError::RetryAfter { after, source });
         }
-        Follow::Unauthorized => {
+        Follow::Unauthorized | Follow::InvalidToken => {
             keep_unsent(&at, &known);
-            return Err(unauthorized(&at, trying.rejected));
+            let is_token = follows == Follow::InvalidToken;
+            let reason = if is_token { INVALID_TOKEN } else { UNAUTHORIZED };
+            return Err(unauthorized(&at, trying.rejected, reason));
         }
         Follow::Unknown => {
             let text = format!("the server reports that the outcome is unknown ({status})");

@@ -63,8 +63,8 @@ pub enum PendingState {
     /// The operation has no response, and is not tried until a send, a resume or an acknowledgement.
     Stopped {
         /// The reason: `exhausted` if the time is over; `rejected` if the server executed nothing and no
-        /// caller got its response; `unknown`, `key-expired`, `unauthorized`, `credentials-changed`,
-        /// `key-changed`, as of [`SendError`]; `crashed` and `panicked` if executions
+        /// caller got its response; `unknown`, `key-expired`, `unauthorized`, `invalid-token`,
+        /// `credentials-changed`, `key-changed`, as of [`SendError`]; `crashed` and `panicked` if executions
         /// ended without progress; others if another version wrote the operation.
         reason: String,
         /// A sentence with the reason.

@@ -19,7 +19,8 @@ use crate::admission::Admission;
 use crate::client::Client;
 use crate::error::SendError;
 use crate::flow::{
-    CREDENTIALS_CHANGED, ClientNode, KEY_CHANGED, Live, NextTry, UNAUTHORIZED, was_without_key,
+    CREDENTIALS_CHANGED, ClientNode, INVALID_TOKEN, KEY_CHANGED, Live, NextTry, UNAUTHORIZED,
+    was_without_key,
 };
 use crate::journal::JournalError;
 use crate::request::RecordedRequest;
@@ -521,6 +522,7 @@ pub(crate) fn stuck_end(stuck: &Stuck, log: &Log) -> SendError {
         StuckReason::Step(reason) if reason == CREDENTIALS_CHANGED => SendError::CredentialsChanged,
         StuckReason::Step(reason) if reason == KEY_CHANGED => SendError::KeyChanged,
         StuckReason::Step(reason) if reason == UNAUTHORIZED => SendError::Unauthorized,
+        StuckReason::Step(reason) if reason == INVALID_TOKEN => SendError::InvalidToken,
         _ if arrived => SendError::Unknown(text),
         _ => SendError::NotSent(text),
     }

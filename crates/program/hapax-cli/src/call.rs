@@ -248,6 +248,7 @@ fn failure(error: &SendError) -> CliError {
         SendError::KeyChanged => (76, "key-changed"),
         SendError::CredentialsChanged => (77, "credentials-changed"),
         SendError::Unauthorized => (77, "unauthorized"),
+        SendError::InvalidToken => (77, "invalid-token"),
         SendError::ResponseNotRetained { status } if status.is_success() => {
             (0, "response-not-retained")
         }

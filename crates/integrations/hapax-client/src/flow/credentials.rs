@@ -26,7 +26,7 @@ use std::sync::Arc;
 use hapax_saga::{StepContext, StepError, StuckReason};
 
 use super::prepared::PreparedTry;
-use super::{CREDENTIALS_CHANGED, ClientState, UNAUTHORIZED, stuck};
+use super::{CREDENTIALS_CHANGED, ClientState, INVALID_TOKEN, stuck};
 use crate::credentials::{Credentials, CredentialsRequest};
 use crate::request::RecordedRequest;
 use crate::server::Server;
@@ -40,7 +40,8 @@ pub(super) async fn credentials(
 ) -> Result<(String, Credentials, bool), StepError<()>> {
     let (state, id) = (Arc::clone(at), at.id());
     // It stays until there are other credentials: the callback may fail, or be dropped.
-    let rejected = state.is_rejected(&id);
+    let rejection = state.rejection(&id);
+    let rejected = rejection.is_some();
     let credentials = state.credentials(request, rejected).await?;
     if let Some(name) = credentials.unfit(request, &server.key_header) {
         let text = format!(
@@ -57,8 +58,8 @@ pub(super) async fn credentials(
             let reason = StuckReason::Step(CREDENTIALS_CHANGED.to_owned());
             return Err(stuck(at, reason, text, false));
         }
-        if is_same && rejected {
-            let reason = StuckReason::Step(UNAUTHORIZED.to_owned());
+        if let Some(reason) = rejection.filter(|_| is_same) {
+            let reason = StuckReason::Step(reason.to_owned());
             let text = "expected other credentials after a 401, found the same: supply new ones";
             return Err(stuck(at, reason, text, false));
         }
@@ -67,13 +68,22 @@ pub(super) async fn credentials(
 }
 
 /// Ends a try that was answered with 401: new credentials are tried once, if nothing has arrived.
-pub(super) fn unauthorized(at: &StepContext<Arc<ClientState>>, rejected: bool) -> StepError<()> {
+pub(super) fn unauthorized(
+    at: &StepContext<Arc<ClientState>>,
+    rejected: bool,
+    reason: &'static str,
+) -> StepError<()> {
+    let text = match reason {
+        INVALID_TOKEN => {
+            "found 401 `invalid-token`: the token does not verify or has expired, and this try executed nothing"
+        }
+        _ => "found 401: the server rejects the credentials",
+    };
     if rejected || at.age().is_some() || at.supplier.is_none() {
-        let reason = StuckReason::Step(UNAUTHORIZED.to_owned());
-        return stuck(at, reason, "found 401: the server rejects the credentials", false);
+        return stuck(at, StuckReason::Step(reason.to_owned()), text, false);
     }
-    at.rejected().insert(at.id());
-    StepError::not_sent("found 401: the server rejects the credentials")
+    at.rejected().insert(at.id(), reason);
+    StepError::not_sent(text)
 }
 
 impl ClientState {

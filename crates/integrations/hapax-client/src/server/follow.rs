@@ -32,6 +32,8 @@ pub(crate) enum Follow {
     Again(Duration),
     /// The credentials are rejected; this try had no effect.
     Unauthorized,
+    /// The bearer token does not verify or has expired; this try had no effect.
+    InvalidToken,
     /// The server does not know whether the operation happened.
     Unknown,
     /// The server has another request under the key.
@@ -144,6 +146,7 @@ fn of_problem(
         "outcome-unknown" => Some(again),
         "response-not-retained" => Some(Follow::Final),
         "key-reused" => Some(Follow::Reused),
+        "invalid-token" => Some(Follow::InvalidToken),
         // Rejected before anything was executed, and not stored.
         "invalid-key" | "missing-key" | "missing-scope" | "unstable-scope"
         | "malformed-request" => Some(Follow::NothingHappened),
@@ -249,6 +252,7 @@ mod tests {
             ("outcome-unknown", 409, Follow::Unknown, seven),
             ("response-not-retained", 409, Follow::Final, Follow::Final),
             ("key-reused", 422, Follow::Reused, Follow::Reused),
+            ("invalid-token", 401, Follow::InvalidToken, Follow::InvalidToken),
             ("store-unavailable", 503, AGAIN, seven),
             ("draining", 503, AGAIN, seven),
             ("too-many-in-flight", 429, AGAIN, seven),

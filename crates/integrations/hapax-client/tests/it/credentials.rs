@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hapax_client::{
-    Client, Credentials, CredentialsError, CredentialsRequest, Journal, SendError, Server,
+    Client, Credentials, CredentialsError, CredentialsRequest, Journal, PendingState, SendError,
+    Server,
 };
 use hapax_core::Idempotency;
 use hapax_saga::SagaOperator;
 use http::{HeaderName, HeaderValue};
 
 use crate::bank::{Act, Bank, answer};
+use crate::responses::problem;
 use crate::world::{open, store};
 
 /// Tokens of the next tries; the last one stays.
@@ -157,6 +159,35 @@ async fn the_same_rejected_credentials_are_not_sent_again() {
     let end = send(&client, &bank).await;
     assert!(matches!(end, Err(SendError::Unauthorized)), "{end:?}");
     assert_eq!(bank.arrived().len(), 1);
+}
+
+/// The token names the caller by a claim, so that a new token of the same account is the same caller.
+#[tokio::test]
+async fn a_token_that_has_expired_ends_the_send_and_a_new_one_continues_under_the_same_name() {
+    let expired = || problem(401, "invalid-token", &[]);
+    for (acts, tokens, sent) in [
+        // Nothing may have arrived: the callback has the same token once more.
+        (vec![expired()], &["one"][..], 1),
+        (vec![Act::CutAnswer(10), expired()], &["one", "two"], 2),
+    ] {
+        let bank = Bank::start().await;
+        bank.act(acts);
+        let tokens = Tokens::new(tokens);
+        let client = client(&bank, Server::hapax().scoped_by_account(), &tokens).await;
+        let end = send(&client, &bank).await;
+        assert!(matches!(end, Err(SendError::InvalidToken)), "{end:?}");
+        assert_eq!(bank.arrived().len(), sent);
+        let pending = client.pending().await.unwrap();
+        let is_stopped = matches!(
+            &pending[0].state,
+            PendingState::Stopped { reason, .. } if reason == "invalid-token"
+        );
+        assert!(is_stopped, "{pending:?}");
+        tokens.set(&["three"]);
+        assert_eq!(send(&client, &bank).await.unwrap(), 201);
+        assert_eq!(tokens_of(&bank).last().unwrap(), "Bearer three");
+        assert_eq!(bank.effects(), [1]);
+    }
 }
 
 #[tokio::test]

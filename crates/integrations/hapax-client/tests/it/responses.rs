@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use crate::bank::{Act, Bank, answer};
 use crate::world::{client, open};
 
-fn problem(status: u16, code: &str, headers: &[&str]) -> Act {
+pub(crate) fn problem(status: u16, code: &str, headers: &[&str]) -> Act {
     let body = format!(r#"{{"type":"urn:hapax:problem:{code}","code":"{code}"}}"#);
     let mut lines = vec!["content-type: application/problem+json"];
     lines.extend(headers);

@@ -1,11 +1,12 @@
 //! Callers named by a claim of their token (wire.md 36), through the program.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
 
 use hapax_testkit::http::TestIssuer;
 use serde_json::json;
 
-use crate::world::{Answer, Gateway, Upstream, ok, receive, refused, send_to, store};
+use crate::world::{Answer, Gateway, Upstream, hapax, ok, receive, refused, send_to, store};
 
 /// A payment with this token.
 fn pay(gateway: &Gateway, upstream: Option<&Upstream>, key: &str, token: &str) -> Answer {
@@ -58,6 +59,46 @@ fn w36_operators_name_the_caller_by_issuer_and_claim() {
     // A token never reaches the log.
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert!(!log.contains("eyJ") && !log.contains("anna"), "{log}");
+}
+
+/// The name of a call is not used up by a token that has expired.
+#[test]
+fn a_call_with_an_expired_token_executes_nothing_and_continues_with_a_new_one() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let issuer = TestIssuer::new("a", 1);
+    let file = folder.path().join("keys.json");
+    std::fs::write(&file, issuer.key_set()).unwrap();
+    let keys = ["--scope", "jwt:sub", "--jwt-keys", file.to_str().unwrap(), "--jwt-issuer"];
+    let more = [TestIssuer::ISSUER, "--jwt-audience", TestIssuer::AUDIENCE];
+    let gateway = Gateway::logged(upstream.address, folder.path(), &[&keys[..], &more].concat());
+    let url = format!("http://{}/pay", gateway.address);
+    let journal = folder.path().join("calls.db");
+    let words = ["call", "--name", "invoice-17", "--server", "hapax", "POST", &url, "--journal"];
+    let words = [&words[..], &[journal.to_str().unwrap(), "--header-env", "authorization=TOKEN"]];
+    let call = |claims: &serde_json::Value| {
+        let mut call = hapax(&words);
+        call.env("TOKEN", format!("Bearer {}", issuer.token(claims)));
+        call.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    for _ in 0..2 {
+        let expired = call(&json!({ "sub": "anna", "exp": 1 })).wait_with_output().unwrap();
+        let said = String::from_utf8(expired.stderr).unwrap();
+        assert_eq!(expired.status.code(), Some(77), "{said}");
+        let line = said.lines().last().unwrap();
+        assert!(
+            line.contains("401 `invalid-token`") && line.contains("executed nothing"),
+            "{said}"
+        );
+    }
+    assert!(upstream.is_idle());
+    let renewed = call(&json!({ "sub": "anna" }));
+    upstream.next().answer("201 Created", "paid");
+    let renewed = renewed.wait_with_output().unwrap();
+    assert_eq!(
+        (renewed.status.code(), &renewed.stdout[..]),
+        (Some(0), &b"paid"[..]),
+        "{renewed:?}"
+    );
 }
 
 #[test]
