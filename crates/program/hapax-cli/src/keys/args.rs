@@ -39,7 +39,8 @@ pub(crate) struct KeysArgs {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum KeysCommand {
-    /// List records
+    /// List records, of all callers and namespaces
+    #[command(mut_arg("namespace", |arg| arg.help(NAMESPACE_UNUSED)))]
     List {
         #[command(flatten)]
         at: StoreSelector,
@@ -73,6 +74,7 @@ pub(super) enum KeysCommand {
     /// for a million small records. Needs a store with a secret: without one, records contain no keys. A record that is
     /// written during the search may be missed, so that a search that finds none is repeated once. Exit code 1: none
     /// was found.
+    #[command(mut_arg("namespace", |arg| arg.help(NAMESPACE_UNUSED)))]
     Find {
         #[command(flatten)]
         at: StoreSelector,
@@ -115,7 +117,8 @@ pub(super) enum KeysCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Count the records that wait for a decision, by route, reason and minute
+    /// Count the records that wait for a decision, of all namespaces, by route, reason and minute
+    #[command(mut_arg("namespace", |arg| arg.help(NAMESPACE_UNUSED)))]
     Count {
         #[command(flatten)]
         at: StoreSelector,
@@ -208,6 +211,7 @@ pub(super) enum KeysCommand {
     ///
     /// A record is removed one lease after it has expired, since copies of a write may be in progress
     /// until then.
+    #[command(mut_arg("namespace", |arg| arg.help(NAMESPACE_UNUSED)))]
     Purge {
         #[command(flatten)]
         at: StoreSelector,
@@ -220,6 +224,11 @@ pub(super) enum KeysCommand {
 /// Help of `--namespace` of a command that has a key.
 pub(crate) const NAMESPACE_OF_KEY: &str = "The namespace of the service; for a KEY, a gateway that answers uses its own \
     [default: that of --config, else the empty one]";
+
+/// Help of `--namespace` of a command about the records of all namespaces. Records without a reconcile hook do not show
+/// theirs, so a filter would hide records that it should show.
+const NAMESPACE_UNUSED: &str =
+    "Not used here: the records of all namespaces of the store are meant";
 
 /// Options that name the store.
 #[derive(Debug, Args)]
