@@ -9,7 +9,8 @@
 //!    one owner. If more than the instance's tasks use the store, a crash must kill a process.
 //! 4. Some scenarios need more than an address. They are separate groups, so that none is skipped
 //!    unnoticed: `crashes` kills processes, `outages` cuts them off from their store, `several` has
-//!    two processes on one store at a time, `unretried` reconciles without a retry. `any` needs only an address.
+//!    two processes on one store at a time, `unretried` reconciles without a retry, `quarantines` begins one. `any` needs only an
+//!    address.
 //!
 //! ```text
 //! // In a test crate: a function for each scenario and protocol.

@@ -47,6 +47,12 @@ pub trait Instance: Send + Sync {
 
     /// Returns its connection to the store. For the group `outages`.
     fn link(&self) -> Option<&dyn StoreLink>;
+
+    /// Begins a quarantine of all operations of its namespace, as an operator does; the future resolves once the instance
+    /// applies it. For the group `quarantines`; the default is none.
+    fn quarantine(&self) -> Option<BoxFuture<'_, ()>> {
+        None
+    }
 }
 
 /// The connection from an instance to its store.

@@ -44,10 +44,12 @@ pub enum Group {
     Partitions,
     /// Needs an instance that reconciles without a retry, as a gateway whose store has a secret does.
     Unretried,
+    /// Needs [`crate::http::Instance::quarantine`].
+    Quarantines,
 }
 
 impl Group {
-    /// All groups but [`Unretried`](Self::Unretried).
+    /// All groups but [`Unretried`](Self::Unretried) and [`Quarantines`](Self::Quarantines).
     pub const RETRIED: [Self; 5] =
         [Self::Any, Self::Crashes, Self::Outages, Self::Several, Self::Partitions];
 
@@ -61,6 +63,7 @@ impl Group {
             Self::Several => crate::__http_group!(several, list),
             Self::Partitions => crate::__http_group!(partitions, list),
             Self::Unretried => crate::__http_group!(unretried, list),
+            Self::Quarantines => crate::__http_group!(quarantines, list),
         }
     }
 }
@@ -295,6 +298,13 @@ macro_rules! __http_group {
                 w46_without_a_verdict_the_outcome_stays_unknown;
         }
     };
+    (quarantines, $($then:tt)*) => {
+        $crate::__http_each! {
+            [$($then)*]
+            quarantines: w47_in_a_quarantine_a_key_without_a_record_executes_nothing
+                w47_a_key_that_was_made_after_the_start_executes;
+        }
+    };
 }
 
 #[cfg(test)]
@@ -333,6 +343,7 @@ mod tests {
             include_str!("scenarios/outages.rs"),
             include_str!("scenarios/outcomes.rs"),
             include_str!("scenarios/protocols.rs"),
+            include_str!("scenarios/quarantines.rs"),
             include_str!("scenarios/redirects.rs"),
             include_str!("scenarios/rejections.rs"),
             include_str!("scenarios/replay.rs"),
@@ -342,7 +353,7 @@ mod tests {
         .iter()
         .map(|source| source.matches("pub async fn w").count())
         .sum();
-        let groups = Group::RETRIED.iter().chain([&Group::Unretried]);
+        let groups = Group::RETRIED.iter().chain([&Group::Unretried, &Group::Quarantines]);
         let grouped: usize = groups.map(|group| group.scenarios().len()).sum();
         assert_eq!(written, grouped);
     }

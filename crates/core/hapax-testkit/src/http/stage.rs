@@ -166,6 +166,13 @@ impl TestInstance {
         self.instance.drain().await;
     }
 
+    /// Begins a quarantine of all operations of the scenario.
+    pub async fn quarantine(&self) {
+        let quarantine = self.instance.quarantine().expect("a fixture that begins quarantines");
+        let begun = tokio::time::timeout(crate::http::TIMEOUT, quarantine).await;
+        begun.expect("the quarantine was never applied");
+    }
+
     /// Cuts the instance off from its store.
     pub async fn cut(&self) {
         self.instance.link().expect("outages need a link").cut().await;

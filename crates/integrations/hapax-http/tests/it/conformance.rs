@@ -11,8 +11,8 @@ use hapax_core::machine::HookTiming;
 use hapax_core::machine::Verdict;
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
-    EngineLimits, FencingToken, Idempotency, MemoryCapacity, MemoryStore, OperationId, Secret,
-    Store, StoreError, SystemClock,
+    Clock, EngineLimits, FencingToken, Idempotency, MemoryCapacity, MemoryStore, OperationId,
+    Quarantine, Secret, Store, StoreError, SystemClock,
 };
 use hapax_file::{FileOptions, FileStore, OpenError};
 use hapax_http::problem::{Code, DocsUrl, Problem};
@@ -32,7 +32,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tower_http::cors::CorsLayer;
 
-hapax_testkit::http_suite!(fixture; any, crashes, outages, several, partitions);
+hapax_testkit::http_suite!(fixture; any, crashes, outages, several, partitions, quarantines);
 
 async fn fixture() -> Arc<dyn HttpFixture> {
     Arc::new(Memory(Arc::new(memory())))
@@ -311,6 +311,15 @@ impl Instance for Service {
 
     fn link(&self) -> Option<&dyn StoreLink> {
         Some(&*self.store)
+    }
+
+    /// By the engine: a service that enters the register of its store reads them there.
+    fn quarantine(&self) -> Option<BoxFuture<'_, ()>> {
+        let now = SystemClock.now();
+        let until = now.after(Duration::from_secs(600));
+        let quarantine = Quarantine { route: None, since: now, until };
+        self.layer.engine().quarantines().replace(vec![quarantine], now);
+        Some(Box::pin(async {}))
     }
 }
 

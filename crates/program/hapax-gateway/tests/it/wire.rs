@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hapax_core::Idempotency;
 use hapax_core::store::BoxFuture;
 use hapax_gateway::{
     Config, Cors, Gateway, JwtConfig, JwtKeys, Origins, PolicyConfig, ReconcileAuthorization,
@@ -13,6 +14,7 @@ use hapax_gateway::{
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::ScopePart;
 use hapax_http::stored_response::Cookies;
+use hapax_operators::{QuarantineStart, StoreRegister};
 use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::http::{
     ExecutionCount, Group, Handler, HandlerRequest, Hook, HookRequest, HookVerdict, HttpFixture,
@@ -31,10 +33,12 @@ use crate::world::{config as in_memory, post, start};
 // that is killed, since a file is held by more than the tasks of a runtime: the program's own tests kill
 // it. `outages` needs something between it and its store: nothing is between a gateway and its file, so
 // the layer's tests play it on a file that can be cut off.
-hapax_testkit::http_suite!(fixture; any, unretried);
+hapax_testkit::http_suite!(fixture; any, unretried, quarantines);
 
 /// Scenarios at a time where they share a server.
 const AT_ONCE: usize = 8;
+
+const OTHERS: [Group; 2] = [Group::Unretried, Group::Quarantines];
 
 async fn fixture() -> Arc<dyn HttpFixture> {
     Arc::new(Place::File(tempfile::tempdir().unwrap()))
@@ -52,10 +56,10 @@ mod redis {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn scenarios_without_a_retry() {
+    async fn scenarios_without_a_retry_and_in_quarantine() {
         let server = RedisServer::start().await;
         let place = Arc::new(Place::Server(server.url(), Spoken::Http1, Some(secret())));
-        play_all(place, &Protocol::ALL, &[Group::Unretried], AT_ONCE).await;
+        play_all(place, &Protocol::ALL, &OTHERS, AT_ONCE).await;
     }
 }
 
@@ -72,11 +76,11 @@ mod postgres {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn scenarios_without_a_retry() {
+    async fn scenarios_without_a_retry_and_in_quarantine() {
         let server = PostgresServer::start().await;
         server.create_database("wire").await;
         let place = Place::Server(server.url("wire"), Spoken::Http2, Some(secret()));
-        play_all(Arc::new(place), &Protocol::ALL, &[Group::Unretried], AT_ONCE).await;
+        play_all(Arc::new(place), &Protocol::ALL, &OTHERS, AT_ONCE).await;
     }
 }
 
@@ -301,6 +305,30 @@ impl Instance for Gate {
 
     fn link(&self) -> Option<&dyn StoreLink> {
         self.link.as_ref().map(|link| link as &dyn StoreLink)
+    }
+
+    fn quarantine(&self) -> Option<BoxFuture<'_, ()>> {
+        let held = self.held.lock().unwrap();
+        let (running, runtime) = held.as_ref()?;
+        let begun = runtime.spawn(begin_quarantine(running.engine().clone()));
+        Some(Box::pin(async move { begun.await.unwrap() }))
+    }
+}
+
+/// Writes a quarantine into the register of the store, and waits until the gateway has read it.
+async fn begin_quarantine(engine: Idempotency) {
+    let start = QuarantineStart {
+        namespace: engine.namespace().clone(),
+        route: None,
+        duration: Duration::from_secs(600),
+        any_namespace: true,
+        reason: "a scenario".to_owned(),
+        who: "a scenario".to_owned(),
+    };
+    let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
+    register.begin_quarantine(&start).await.unwrap();
+    while engine.quarantines().in_force().is_empty() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

@@ -11,6 +11,7 @@ pub mod keys;
 pub mod outages;
 pub mod outcomes;
 pub mod protocols;
+pub mod quarantines;
 pub mod redirects;
 pub mod rejections;
 pub mod replay;
