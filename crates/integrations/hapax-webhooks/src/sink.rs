@@ -32,7 +32,7 @@ use crate::secret::SigningSecrets;
 /// | `idempotency-key` | `webhook-id`, quoted as a Structured Field, so that a Hapax layer or gateway in front of the endpoint executes it once |
 /// | `message-id`, `message-destination`, `message-order-key` | those of the message, percent-encoded except for visible ASCII |
 /// | `content-type` | that of the message; without one `application/json` if the payload is a JSON object or array, else `application/octet-stream` |
-/// | others | the headers of the message, except those that concern a connection |
+/// | others | the headers of the message, except those that concern a connection, and those that [`leaves_out`](WebhookSink::leaves_out) names |
 ///
 /// The response decides about the message:
 ///

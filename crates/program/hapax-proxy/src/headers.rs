@@ -103,6 +103,43 @@ pub fn plain(name: &HeaderName) -> Cow<'_, str> {
     if name.contains('_') { name.replace('_', "-").into() } else { name.into() }
 }
 
+/// Returns whether a field contains the target from before a proxy rewrote it. Its name is as [`plain`] returns it.
+#[must_use]
+pub fn is_target(plain: &str) -> bool {
+    matches!(plain, "x-original-url" | "x-rewrite-url")
+}
+
+/// Returns whether a field names the client behind a proxy. Its name is as [`plain`] returns it.
+#[must_use]
+pub fn is_forwarded(plain: &str) -> bool {
+    plain.starts_with("x-forwarded-") || matches!(plain, "forwarded" | "x-real-ip")
+}
+
+/// Returns whether a field describes a message or its sender in HTTP generally. Its name is as [`plain`] returns it.
+#[must_use]
+pub fn is_of_the_message(plain: &str) -> bool {
+    plain.starts_with("proxy-")
+        || matches!(
+            plain,
+            "authorization"
+                | "connection"
+                | "content-encoding"
+                | "content-length"
+                | "content-type"
+                | "cookie"
+                | "expect"
+                | "host"
+                | "keep-alive"
+                | "te"
+                | "trailer"
+                | "transfer-encoding"
+                | "upgrade"
+                | "via"
+                | "x-forwarded-for"
+                | "x-real-ip"
+        )
+}
+
 /// Removes the fields that concern one connection only, and those that `Connection` names (RFC 9110
 /// 7.6.1), except those without which the message would change.
 pub fn drop_hop_by_hop(headers: &mut HeaderMap) {

@@ -2,9 +2,12 @@
 
 use bytes::Bytes;
 use hapax_core::{Key, NaturalKey};
+use hapax_http::fingerprint::METHOD_OVERRIDES;
 use hapax_http::header::{IDEMPOTENCY_KEY, encode};
 use hapax_messages::{MessageId, OutgoingMessage, PublishError};
-use hapax_proxy::headers::drop_hop_by_hop;
+use hapax_proxy::headers::{
+    drop_hop_by_hop, drop_where, is_forwarded, is_of_the_message, is_target, plain,
+};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TRAILER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::Full;
@@ -27,6 +30,36 @@ const OUR_AGENT: HeaderValue =
     HeaderValue::from_static(concat!("hapax/", env!("CARGO_PKG_VERSION")));
 
 impl WebhookSink {
+    /// Returns whether the sink leaves a header of a message out, since a service could take it for one that a proxy, or the
+    /// sink, has set:
+    ///
+    /// - those that name the client or the target before a proxy, or another method (`x-forwarded-…`, `forwarded`,
+    ///   `x-real-ip`, `x-original-url`, `x-rewrite-url`, `x-http-method-override` and its like);
+    /// - another spelling of a header of the request with underscores, such as `webhook_id`: CGI, WSGI, PHP and their
+    ///   like have one variable for both.
+    ///
+    /// Headers of one connection, `host` and `content-length` are left out too.
+    #[must_use]
+    pub fn leaves_out(name: &HeaderName) -> bool {
+        let plain = plain(name);
+        let is_override = METHOD_OVERRIDES.iter().any(|it| *it == *plain);
+        let is_spelling = || {
+            name.as_str().contains('_')
+                && (is_of_the_message(&plain) || own_names().iter().any(|it| *it == *plain))
+        };
+        is_target(&plain) || is_forwarded(&plain) || is_override || is_spelling()
+    }
+
+    /// Returns the bytes of the headers of a request that have a text of its message: id, destination and order key, each
+    /// encoded. They may have three times the length of their texts.
+    #[must_use]
+    pub fn text_header_bytes(message: &OutgoingMessage) -> usize {
+        let key = message.key.as_deref().unwrap_or_default();
+        let texts = [message.id.as_str(), &message.destination, key];
+        let bytes = |text| utf8_percent_encode(text, ENCODED).map(str::len).sum::<usize>();
+        texts.into_iter().map(bytes).sum()
+    }
+
     /// Returns the request of a message, signed now.
     pub(super) fn request(
         &self,
@@ -61,6 +94,21 @@ impl WebhookSink {
         *request.headers_mut() = headers;
         Ok(request)
     }
+}
+
+/// Returns the headers that the sink sets, beside those that every request has.
+fn own_names() -> [HeaderName; 8] {
+    let StandardHeaders { id, timestamp, signature } = STANDARD_HEADERS;
+    [
+        id,
+        timestamp,
+        signature,
+        IDEMPOTENCY_KEY,
+        MESSAGE_ID,
+        MESSAGE_DESTINATION,
+        MESSAGE_ORDER_KEY,
+        USER_AGENT,
+    ]
 }
 
 /// Returns the id of a webhook. No two messages share one: [`MessageId::to_key`] hashes ids in the
@@ -112,6 +160,7 @@ fn own_headers(headers: &[(String, Bytes)]) -> Result<HeaderMap, PublishError> {
     for name in [HOST, CONTENT_LENGTH, EXPECT, TRAILER] {
         map.remove(name);
     }
+    drop_where(&mut map, WebhookSink::leaves_out);
     Ok(map)
 }
 
@@ -125,6 +174,8 @@ fn value(text: &str) -> Result<HeaderValue, PublishError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -134,7 +185,7 @@ mod tests {
         let hash = id("orders.17");
         let texts =
             ["orders.17", "a b", " a", "a", "ä", "a\n", &"x".repeat(256), &"x".repeat(255), &hash];
-        let ids: std::collections::BTreeSet<_> = texts.iter().map(|text| id(text)).collect();
+        let ids: BTreeSet<_> = texts.iter().map(|text| id(text)).collect();
         assert_eq!(ids.len(), texts.len());
         assert!(ids.iter().all(|id| id.len() <= 255 && !id.contains(['.', ' '])), "{ids:?}");
     }
@@ -149,6 +200,54 @@ mod tests {
             assert_eq!(content_type(payload.as_bytes()), "application/octet-stream");
         }
         assert_eq!(content_type(b"[\"\xff\"]"), "application/octet-stream");
+    }
+
+    #[test]
+    fn headers_that_a_service_could_take_for_those_of_the_sink_or_of_a_proxy_are_left_out() {
+        let left_out = [
+            "webhook_id",
+            "Webhook_Timestamp",
+            "webhook_signature",
+            "idempotency_key",
+            "idempotency_Key",
+            "message_id",
+            "message_destination",
+            "message_order-key",
+            "message-order_key",
+            "user_agent",
+            "content_type",
+            "content_length",
+            "transfer_encoding",
+            "x-http-method-override",
+            "X_Method_Override",
+            "x-http-method",
+            "x-original-url",
+            "x_rewrite_url",
+            "x-forwarded-for",
+            "x_forwarded_proto",
+            "X-Forwarded-Prefix",
+            "forwarded",
+            "x-real-ip",
+        ];
+        let kept = ["authorization", "cookie", "webhook_x", "x_tenant", "ce_id", "x-forward"];
+        let headers = left_out.iter().chain(&kept);
+        let headers = headers.map(|name| ((*name).to_owned(), Bytes::from("of the message")));
+        let map = own_headers(&headers.collect::<Vec<_>>()).unwrap();
+        let found: BTreeSet<_> = map.keys().map(HeaderName::as_str).collect();
+        assert_eq!(found, BTreeSet::from(kept));
+    }
+
+    #[test]
+    fn the_bytes_of_headers_with_texts_are_those_that_the_request_has() {
+        let id = MessageId::new("ä%".repeat(300)).unwrap();
+        let mut message = OutgoingMessage::new("orders created", id, "{}");
+        message.key = Some("\n\u{7f}k".repeat(100));
+        let texts = [message.id.as_str(), &message.destination, message.key.as_ref().unwrap()];
+        let bytes: usize = texts.iter().map(|text| encoded(text).unwrap().len()).sum();
+        assert_eq!(WebhookSink::text_header_bytes(&message), bytes);
+        message.key = None;
+        let bytes = bytes - encoded(&"\n\u{7f}k".repeat(100)).unwrap().len();
+        assert_eq!(WebhookSink::text_header_bytes(&message), bytes);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use hapax_http::fingerprint::METHOD_OVERRIDES;
 use hapax_proxy::Peer;
-use hapax_proxy::headers::{drop_where, plain};
+use hapax_proxy::headers::{drop_where, is_forwarded, is_of_the_message, is_target, plain};
 use http::Method;
 use http::header::{HeaderMap, HeaderName};
 
@@ -51,7 +51,7 @@ impl ProtectedHeaders {
         let mut same = self.0.iter().filter(|(_, it)| it == plain).peekable();
         match same.peek() {
             Some(_) => same.all(|(it, _)| it != name),
-            None => name.as_str().contains('_') && is_of_the_message(plain),
+            None => name.as_str().contains('_') && (is_of_the_message(plain) || is_override(plain)),
         }
     }
 }
@@ -67,41 +67,6 @@ pub(crate) fn overriding(headers: &HeaderMap) -> impl Iterator<Item = Method> {
 /// Returns whether some services take the method of a request from this field.
 fn is_override(plain: &str) -> bool {
     METHOD_OVERRIDES.iter().any(|name| name == plain)
-}
-
-/// Returns whether a field contains the target from before a proxy rewrote it.
-fn is_target(plain: &str) -> bool {
-    matches!(plain, "x-original-url" | "x-rewrite-url")
-}
-
-/// Returns whether a field names the client behind a proxy.
-fn is_forwarded(plain: &str) -> bool {
-    plain.starts_with("x-forwarded-") || matches!(plain, "forwarded" | "x-real-ip")
-}
-
-/// Returns whether a field describes a message or its sender in HTTP generally.
-fn is_of_the_message(plain: &str) -> bool {
-    plain.starts_with("proxy-")
-        || is_override(plain)
-        || matches!(
-            plain,
-            "authorization"
-                | "connection"
-                | "content-encoding"
-                | "content-length"
-                | "content-type"
-                | "cookie"
-                | "expect"
-                | "host"
-                | "keep-alive"
-                | "te"
-                | "trailer"
-                | "transfer-encoding"
-                | "upgrade"
-                | "via"
-                | "x-forwarded-for"
-                | "x-real-ip"
-        )
 }
 
 #[cfg(test)]
