@@ -6,13 +6,16 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
+use hapax_messages::OutgoingMessage;
+use hapax_webhooks::WebhookSink;
 use http::HeaderName;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
 /// Most headers of a message in a request. Services accept at least 100, and the request has others.
 const MAX_HEADERS: usize = 64;
 
-/// Most bytes of these. Services accept at least 8 KiB, and the request has others.
+/// Most bytes of these, with id, destination and order key of the message as the request has them. Services accept at least
+/// 8 KiB, and the request has others.
 const MAX_BYTES: usize = 6 * 1024;
 
 /// Most warnings of a process.
@@ -33,6 +36,7 @@ const CONTENT_CODINGS: [&str; 8] =
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Change {
     Name,
+    Misleading,
     Repeated,
     ContentType,
     ContentEncoding,
@@ -46,6 +50,9 @@ impl fmt::Display for Change {
             Self::Name => {
                 f.write_str("it is left out: expected a name of an HTTP header, found another one")
             }
+            Self::Misleading => f.write_str(
+                "it is left out: a service could take it for one that a proxy, or this program, has set",
+            ),
             Self::Repeated => f.write_str("it is left out but for the first: expected it once"),
             Self::ContentType => {
                 f.write_str("it is left out: expected a media type, found an empty one")
@@ -55,7 +62,8 @@ impl fmt::Display for Change {
             ),
             Self::TooLarge => write!(
                 f,
-                "it is left out: expected at most {MAX_HEADERS} headers of {MAX_BYTES} bytes in sum, found more"
+                "it is left out: expected at most {MAX_HEADERS} headers of {MAX_BYTES} bytes in sum with id, destination and \
+                 order key, found more"
             ),
             Self::Encoded => f.write_str(
                 "it is percent-encoded: expected visible ASCII and spaces, found other bytes",
@@ -79,13 +87,15 @@ impl HeaderWarnings {
     }
 }
 
-/// Returns the headers of the request of a message. The attributes of a CloudEvent get their names of the HTTP binding.
+/// Returns the headers of the request of a message, those that `message` gets. The attributes of a CloudEvent get their names
+/// of the HTTP binding.
 pub(super) fn of_request(
     headers: &[(String, Bytes)],
+    message: &OutgoingMessage,
     warnings: &HeaderWarnings,
 ) -> Vec<(String, Bytes)> {
     let mut sent: Vec<(String, Bytes)> = Vec::with_capacity(headers.len().min(MAX_HEADERS));
-    let mut left = MAX_BYTES;
+    let mut left = MAX_BYTES.saturating_sub(WebhookSink::text_header_bytes(message));
     for (name, value) in headers {
         let change = |change| warnings.warn(name, change);
         let http_name = http_name(name);
@@ -93,6 +103,10 @@ pub(super) fn of_request(
             change(Change::Name);
             continue;
         };
+        if WebhookSink::leaves_out(&field) {
+            change(Change::Misleading);
+            continue;
+        }
         if let Some(unusable) = unusable(&field, value, &sent) {
             change(unusable);
             continue;
@@ -161,16 +175,23 @@ fn encoded(value: &[u8]) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use hapax_messages::MessageId;
     use http::HeaderValue;
 
     use super::*;
+
+    fn message(id: &str, destination: &str, key: &str) -> OutgoingMessage {
+        let mut message = OutgoingMessage::new(destination, MessageId::new(id).unwrap(), "{}");
+        message.key = Some(key.to_owned());
+        message
+    }
 
     fn sent(headers: &[(&str, &[u8])]) -> Vec<(String, String)> {
         let own: Vec<_> = headers
             .iter()
             .map(|(name, value)| ((*name).to_owned(), Bytes::copy_from_slice(value)))
             .collect();
-        let sent = of_request(&own, &HeaderWarnings::default());
+        let sent = of_request(&own, &message("1", "", ""), &HeaderWarnings::default());
         let mut bytes = 0;
         for (name, value) in &sent {
             HeaderName::from_bytes(name.as_bytes()).unwrap();
@@ -214,6 +235,7 @@ mod tests {
         for (headers, expected) in [
             (&[("content-type", "a/b"), ("Content-Type", "c/d")][..], &["a/b"][..]),
             (&[("content-type", ""), ("content-type", " \t"), ("content-type", "a/b")], &["a/b"]),
+            (&[("content-type", " \t\r\n")], &[]),
             (&[("content-encoding", "utf-8")], &[]),
             (&[("content-encoding", "binary")], &[]),
             (&[("content-encoding", "")], &[]),
@@ -236,6 +258,33 @@ mod tests {
         assert_eq!(found, [("last".to_owned(), "x".to_owned())]);
         let many: Vec<_> = (0..200).map(|_| ("a", &b"x"[..])).collect();
         assert_eq!(sent(&many).len(), MAX_HEADERS);
+    }
+
+    #[test]
+    fn the_headers_of_id_destination_and_order_key_are_within_the_same_bytes() {
+        // As long as each may be, and three times as long in the request.
+        let (id, key) = ("ä".repeat(512), "ö".repeat(512));
+        let header = ("trace".to_owned(), Bytes::from(vec![b'x'; 2_000]));
+        for (id, key, is_sent) in
+            [("1", "1", true), (&*id, "1", true), ("1", &*key, true), (&*id, &*key, false)]
+        {
+            let message = message(id, "orders", key);
+            let sent =
+                of_request(std::slice::from_ref(&header), &message, &HeaderWarnings::default());
+            assert_eq!(sent.len(), usize::from(is_sent), "{} {}", id.len(), key.len());
+        }
+    }
+
+    #[test]
+    fn headers_that_a_service_could_take_for_those_of_a_proxy_are_left_out_with_a_warning() {
+        let names = ["webhook_id", "x-http-method-override", "X-Forwarded-For", "authorization"];
+        let headers = names.map(|name| (name.to_owned(), Bytes::from("x")));
+        let warnings = HeaderWarnings::default();
+        let sent = of_request(&headers, &message("1", "", ""), &warnings);
+        assert_eq!(sent, headers[3..]);
+        let warned = warnings.0.lock().unwrap();
+        let expected = names[..3].iter().map(|name| ((*name).to_owned(), Change::Misleading));
+        assert_eq!(*warned, expected.collect());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
-use hapax_core::{Backoff, SystemEntropy};
+use hapax_core::{Backoff, Fingerprint, SystemEntropy};
 use hapax_messages::{
     Attempts, MessageExecution, MessageFailure, MessageHandler, MessageId, MessageSink as _,
     OutgoingMessage, PublishError,
@@ -30,7 +30,8 @@ const REJECTED_ATTEMPTS: u32 = 10;
 /// its order.
 const WITHDRAWN: Duration = Duration::from_secs(2 * 60 * 60);
 
-/// Most messages whose attempts are counted. With more of them the counts begin again.
+/// Most messages whose attempts are counted. With more of them the counts begin again. Those that another process has handled
+/// stay until then.
 const COUNTED: usize = 65_536;
 
 /// A service, as the handler of messages. Cheap to clone.
@@ -57,8 +58,8 @@ struct Health {
     has_accepted: bool,
     /// The last status of a [`DeploymentStatus`], since it last accepted a message.
     status: Option<DeploymentStatus>,
-    /// Attempts of messages with such a status.
-    rejected: HashMap<MessageId, RejectedAttempts>,
+    /// Attempts of messages with such a status, by hashes of their ids: ids may be long.
+    rejected: HashMap<Fingerprint, RejectedAttempts>,
     /// First of the attempts that failed, since it last accepted a message.
     failing_since: Option<Instant>,
     warned_at: Option<Instant>,
@@ -184,7 +185,7 @@ impl Service {
             tracing::info!("the service accepts messages again");
         }
         health.has_accepted = true;
-        health.rejected.remove(id);
+        health.rejected.remove(&digest(id));
         (health.status, health.failing_since, health.warned_at) = (None, None, None);
     }
 
@@ -210,14 +211,13 @@ impl Service {
             let status = status.0.as_u16();
             tracing::warn!(url, status, error, "the service rejects messages: {advice}; {then}");
         }
-        if health.rejected.len() >= COUNTED && !health.rejected.contains_key(id) {
+        let digest = digest(id);
+        if health.rejected.len() >= COUNTED && !health.rejected.contains_key(&digest) {
             health.rejected.clear();
         }
         let has_accepted = health.has_accepted;
-        let attempts = health
-            .rejected
-            .entry(id.clone())
-            .or_insert_with(|| RejectedAttempts::new(Instant::now()));
+        let first = || RejectedAttempts::new(Instant::now());
+        let attempts = health.rejected.entry(digest).or_insert_with(first);
         if has_accepted {
             attempts.retried += 1;
             if attempts.retried < REJECTED_ATTEMPTS {
@@ -231,9 +231,13 @@ impl Service {
                 return RejectedMessage::Withdrawn(self.shared.pause(failing));
             }
         }
-        health.rejected.remove(id);
+        health.rejected.remove(&digest);
         RejectedMessage::Parked
     }
+}
+
+fn digest(id: &MessageId) -> Fingerprint {
+    Fingerprint::builder("rejected-message/1").field(id.as_str().as_bytes()).finish()
 }
 
 /// Effect of a [`DeploymentStatus`] on its message.
@@ -260,7 +264,7 @@ impl ServiceState {
         let mut out =
             OutgoingMessage::new(destination(&message.origin), id, message.payload.clone());
         out.key.clone_from(&message.key);
-        out.headers = headers::of_request(&message.headers, &self.header_warnings);
+        out.headers = headers::of_request(&message.headers, &out, &self.header_warnings);
         out
     }
 
