@@ -12,7 +12,8 @@ use std::sync::Arc;
 use hapax_core::{Idempotency, MemoryStore, Namespace, Store};
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_messages::{
-    Attempts, Consumer, ConsumerLimits, DeadLetterStore, IdRules, Inbox, InboxError, MessageIdError,
+    Attempts, Consumer, ConsumerLimits, ConsumerStats, DeadLetterStore, IdRules, Inbox, InboxError,
+    MessageIdError,
 };
 use hapax_postgres_messages::PgDeadLetterStore;
 use hapax_webhooks::{RejectedStatuses, WebhookSink};
@@ -21,12 +22,12 @@ pub(crate) use self::args::ConsumeArgs;
 use self::args::{LimitArgs, SourceArgs};
 use self::observed::ConsumeMonitor;
 use self::service::Service;
-use self::source::SourcePlan;
+use self::source::{OpenSource, SourcePlan};
 use crate::admin;
 use crate::exit::{CliError, of, with_causes};
 use crate::keys::TIMEOUT;
 use crate::messages::{HiddenUrl, connection, connection_to_messages};
-use crate::registered::{Pausing, Registered};
+use crate::registered::{Pausing, while_registered};
 use crate::secrets;
 use crate::shutdown::Shutdown;
 use crate::webhooks::{self, EndpointFiles};
@@ -64,10 +65,29 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>, &namespace)?;
     let what = format!("the consumer {}", args.consumer);
     let naming = source::naming(&broker.0, &args.source, &args.consumer, &args.ids);
-    let registered = Registered::enter(&engine, &what, false, vec![naming]).await?;
-    let source = plan.open(&broker.0).await?;
+    let serving = async {
+        let source = plan.open(&broker.0).await?;
+        serve(&args, source, service, &engine, &dead_letters, &mut shutdown).await
+    };
+    let served = while_registered(&engine, &what, false, vec![naming], serving).await;
+    close(engine, opened, limits).await;
+    let (stats, failure) = served?;
+    tracing::info!(handled = stats.handled, parked = stats.parked, "ended");
+    failure.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// Consumes until a shutdown is requested. Returns the error of messages that end the consumer.
+async fn serve(
+    args: &ConsumeArgs,
+    source: OpenSource,
+    service: Service,
+    engine: &Idempotency,
+    dead_letters: &Arc<PgDeadLetterStore>,
+    shutdown: &mut Shutdown,
+) -> Result<(ConsumerStats, Option<CliError>), CliError> {
+    let limits = &args.limits;
     let receiver = source.receiver();
-    let inbox = inbox(&args, &engine, &dead_letters, receiver.limits().has_order_keys)?;
+    let inbox = inbox(args, engine, dead_letters, receiver.limits().has_order_keys)?;
     let of_consumer = ConsumerLimits {
         handlers: limits.in_flight,
         max_unacknowledged: limits.max_unacknowledged,
@@ -99,11 +119,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
         })
         .await;
     source.close().await;
-    registered.remove().await;
-    close(engine, opened, limits).await;
-    let stats = monitor.consumer.stats();
-    tracing::info!(handled = stats.handled, parked = stats.parked, "ended");
-    failure.map_or(Ok(ExitCode::SUCCESS), Err)
+    Ok((monitor.consumer.stats(), failure))
 }
 
 /// Returns the error of the first messages, none of which has an id.

@@ -3,18 +3,11 @@
 use std::sync::Arc;
 
 use hapax_core::Idempotency;
-use hapax_operators::{ConsumerNaming, RegisteredUser, StoreRegister, StoreUser, supervised};
-use tokio::task::JoinHandle;
+use hapax_operators::{ConsumerNaming, StoreRegister, StoreUser, supervised};
+use tokio::task::JoinSet;
 
 use crate::admin::{Metric, Observed};
 use crate::exit::CliError;
-
-/// The entry of this process, which a task keeps.
-#[derive(Debug)]
-pub(crate) struct Registered {
-    user: RegisteredUser,
-    keeping: JoinHandle<()>,
-}
 
 /// An observed process that pauses in a quarantine.
 #[derive(Clone, Debug)]
@@ -23,41 +16,35 @@ pub(crate) struct Pausing<O> {
     pub(crate) engine: Idempotency,
 }
 
-impl Registered {
-    /// Enters this process as `what`. If `every_namespace`, the quarantines of all namespaces apply to it. Another process of
-    /// its `consumers` must name and order their messages as it does.
-    pub(crate) async fn enter(
-        engine: &Idempotency,
-        what: &str,
-        every_namespace: bool,
-        consumers: Vec<ConsumerNaming>,
-    ) -> Result<Self, CliError> {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let name = format!("{what} on {host}, process {}", std::process::id());
-        let user = StoreUser::new(engine.namespace(), name).map_err(CliError::unavailable)?;
-        let user = StoreUser { every_namespace, consumers, ..user };
-        let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
-        let user = register.enter_when_available(user, engine).await.map_err(CliError::usage)?;
-        let kept = user.clone();
-        let keeping = tokio::spawn(async move {
-            supervised("the entry in the register of the store", || kept.refresh()).await;
-        });
-        Ok(Self { user, keeping })
-    }
-
-    /// Removes the entry.
-    pub(crate) async fn remove(mut self) {
-        // Its last write must not follow the removal.
-        self.keeping.abort();
-        let _ = (&mut self.keeping).await;
-        self.user.remove().await;
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        self.keeping.abort();
-    }
+/// Enters this process as `what` for the time of `work`. If `every_namespace`, the quarantines of all namespaces apply to it.
+/// Another process of its `consumers` must name and order their messages as it does.
+///
+/// The entry is removed after an error of `work` too, such as that of a later step of a start: otherwise it would count as that
+/// of a running process for ten seconds, and reject a start whose arguments were corrected meanwhile. Without a removal, as
+/// after a drop of this future, it lapses.
+pub(crate) async fn while_registered<T>(
+    engine: &Idempotency,
+    what: &str,
+    every_namespace: bool,
+    consumers: Vec<ConsumerNaming>,
+    work: impl Future<Output = Result<T, CliError>>,
+) -> Result<T, CliError> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = format!("{what} on {host}, process {}", std::process::id());
+    let user = StoreUser::new(engine.namespace(), name).map_err(CliError::unavailable)?;
+    let user = StoreUser { every_namespace, consumers, ..user };
+    let register = StoreRegister::new(Arc::clone(engine.store()), engine.store_timeout());
+    let user = register.enter_when_available(user, engine).await.map_err(CliError::usage)?;
+    let kept = user.clone();
+    let mut keeping = JoinSet::new();
+    keeping.spawn(async move {
+        supervised("the entry in the register of the store", || kept.refresh()).await;
+    });
+    let done = work.await;
+    // Its last write must not follow the removal.
+    keeping.shutdown().await;
+    user.remove().await;
+    done
 }
 
 impl<O: Observed> Observed for Pausing<O> {

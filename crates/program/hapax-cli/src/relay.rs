@@ -22,7 +22,7 @@ use crate::messages::{
     BrokerArgs, HiddenUrl, PropertyArgs, SchemaSelector, connection_to_messages,
 };
 use crate::proxies::ProxyArg;
-use crate::registered::{Pausing, Registered};
+use crate::registered::{Pausing, while_registered};
 use crate::secrets;
 use crate::shutdown::Shutdown;
 use crate::store::RequiredStoreArg;
@@ -159,7 +159,6 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     // The outbox has an identity of its own, which names the leases of its shards.
     let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>).namespace("");
     let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
-    let registered = Registered::enter(&engine, "the relay", true, Vec::new()).await?;
     let limits = RelayLimits {
         in_flight: args.in_flight.unwrap_or(in_flight),
         max_buffered_bytes: args.max_buffered_bytes.0,
@@ -167,10 +166,32 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
         lease: args.lease,
         ..RelayLimits::default()
     };
-    let relay = Relay::new(&identity, Arc::new(outbox), sink, engine.clone(), limits)
-        .map_err(CliError::usage)?;
+    let serving = async {
+        let relay = Relay::new(&identity, Arc::new(outbox), sink, engine.clone(), limits);
+        let relay = relay.map_err(CliError::usage)?;
+        let stats = serve(relay, &identity, &args.admin, &engine, &mut shutdown).await?;
+        if tokio::time::timeout(args.lease, engine.drain()).await.is_err() {
+            tracing::warn!("the shards were not released: their leases lapse");
+        }
+        Ok(stats)
+    };
+    let served = while_registered(&engine, "the relay", true, Vec::new(), serving).await;
+    opened.close().await;
+    let stats = served?;
+    tracing::info!(published = stats.published, parked = stats.parked, "ended");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Publishes until a shutdown is requested.
+async fn serve(
+    relay: Relay,
+    identity: &str,
+    admin: &AdminAddr,
+    engine: &Idempotency,
+    shutdown: &mut Shutdown,
+) -> Result<RelayStats, CliError> {
     let monitor = relay.monitor();
-    let listener = args.admin.bind().await?;
+    let listener = admin.bind().await?;
     let admin = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     tracing::info!(outbox = identity, admin = admin.map(tracing::field::display), "ready");
     if let Some(listener) = listener {
@@ -183,14 +204,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
             tracing::info!("shutdown: waiting for messages in flight");
         })
         .await;
-    if tokio::time::timeout(args.lease, engine.drain()).await.is_err() {
-        tracing::warn!("the shards were not released: their leases lapse");
-    }
-    registered.remove().await;
-    opened.close().await;
-    let stats = monitor.stats();
-    tracing::info!(published = stats.published, parked = stats.parked, "ended");
-    Ok(ExitCode::SUCCESS)
+    Ok(monitor.stats())
 }
 
 impl Observed for RelayMonitor {

@@ -47,3 +47,21 @@ async fn i41_12_a_process_of_a_consumer_with_other_ids_order_or_namespace_is_ref
     let changed = blocking(|| ConsumeProcess::start(&[&flags[..], &["--id", "position"]].concat()));
     blocking(|| changed.end());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_fails_after_the_consumer_was_registered_leaves_no_entry() {
+    let (socket, address) = Service::bind();
+    let consume = Consume::start(address).await;
+    let url = consume.world.database.url("postgres");
+    // The address of the service is in use.
+    let admin = address.to_string();
+    let flags = ["consume", "--admin", &admin, "--log-level", "off", "--store", &url];
+    let flags = flags.into_iter().chain(consume.flags.iter().map(String::as_str));
+    let (code, line) = blocking(|| refused(&flags.collect::<Vec<_>>()));
+    assert!(code != 0 && line.contains("--admin"), "{line}");
+    let options = url.parse::<PostgresOptions>().unwrap();
+    let store = Arc::new(PostgresStore::connect(options).await.unwrap());
+    let register = hapax_operators::StoreRegister::new(store, Duration::from_secs(10));
+    assert_eq!(register.users().await.unwrap(), []);
+    drop(socket);
+}
