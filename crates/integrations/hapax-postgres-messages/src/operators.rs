@@ -199,6 +199,16 @@ impl PgDeadLetterStore {
         self.run(&text, &parameters).await?.into_iter().map(summary).collect()
     }
 
+    /// Returns a dead letter; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// The error of the connection or the server.
+    pub async fn get(&self, id: &[u8; 32]) -> Result<Option<DeadLetterSummary>, ConnectCause> {
+        let text = format!("SELECT {COLUMNS} FROM hapax_dead_letters WHERE id = $1");
+        let rows = self.run(&text, &[SqlParameter::Bytes(Some(id))]).await?;
+        rows.into_iter().next().map(summary).transpose()
+    }
+
     /// Returns headers and payload of a dead letter; `None` if it does not exist.
     ///
     /// # Errors

@@ -14,8 +14,12 @@
 //! Other processes cannot open a store in a file meanwhile, so the consumer is stopped, and one dead
 //! letter of each order key is redriven in a run.
 //!
-//! After one that fails, such as one that is parked again, the later ones of its order key are left out, and the command
-//! goes on with the others.
+//! After one that fails, such as one that is parked again, or that the broker does not acknowledge, the later ones of its order
+//! key are left out, and the command goes on with the others. One that is gone meanwhile was handled or dropped: the later
+//! ones are not left out.
+//!
+//! The selection has ids only, and each dead letter is read when it is redriven: a list of a million with their errors would
+//! take gigabytes.
 //!
 //! Only the id of a message that is parked is removed or released. The consumer may have handled
 //! the message already, and may have ended before it removed the dead letter: then the message is a
@@ -23,7 +27,7 @@
 
 mod results;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,21 +41,26 @@ use hapax_messages::{
     OrderKeyQuery, OrderKeyState, OutgoingMessage, PublishError,
 };
 use hapax_operators::rfc3339;
+use hapax_postgres_data::StatementError;
 use hapax_postgres_messages::{
-    DeadLetterPosition, DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER, PgDeadLetterStore,
+    ConnectCause, DeadLetterPosition, DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER,
+    PgDeadLetterStore,
 };
 use tokio::time::{Instant, sleep};
 
-use self::results::{NotRedriven, Results, order_key};
+use self::results::{NotRedriven, OrderKeys, Results};
 use super::args::RedriveArgs;
-use super::{dead_letters, find, gone, render, sink, unavailable};
-use crate::exit::{CliError, of};
+use super::{dead_letters, find, render, sink, unavailable};
+use crate::exit::{CliError, of, with_causes};
 use crate::keys::{TIMEOUT, user};
 use crate::output::print;
 use crate::secrets;
 
 /// Dead letters of a page.
 const PAGE: u32 = 1000;
+
+/// SQLSTATE with which an outbox rejects a dead letter whose position another message has.
+const UNIQUE_VIOLATION: &str = "23505";
 
 /// Pause before the command looks whether the consumer has removed the dead letter; it doubles up to
 /// the longest one.
@@ -61,6 +70,9 @@ const LONGEST_POLL: Duration = Duration::from_millis(320);
 /// Times that the dead letters of order keys are listed again. Each time those are redriven that became
 /// dead letters meanwhile, fewer than before unless messages arrive faster than they are redriven.
 const PASSES: u32 = 100;
+
+/// A dead letter of a list, by its position.
+type Listed = (DeadLetterPosition, [u8; 32]);
 
 struct Redrive {
     dead_letters: PgDeadLetterStore,
@@ -112,7 +124,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
     let (selected, start) = redrive.select(selection).await?;
     redrive.check_mode(&selected).await?;
     let mut results = Results::default();
-    let ended = redrive.all(selected, start, &mut results).await;
+    let ended = redrive.all(&selected, start, &mut results).await;
     let (has_store, is_file) = (redrive.records.is_some(), redrive.is_file);
     if let Some(opened) = redrive.records {
         opened.close().await;
@@ -136,6 +148,18 @@ fn early(name: &str, until: Timestamp, now: Timestamp) -> CliError {
     CliError::no(format!(
         "{name}: a former handler of the message, or the request that it sent, may still execute until {until} \
          (in {seconds} s): run the command again then, or with --force"
+    ))
+}
+
+/// Returns the error of a dead letter of a consumer in claim mode without its store.
+fn without_store(found: &DeadLetterSummary) -> CliError {
+    CliError::usage(format!(
+        "--store: expected the store of the consumer {}, since its inbox is not in --database and so has the record that \
+         the message {} is parked, found none: add --store with the value of its process (`hapax consume --store`: \
+         postgres://USER@HOST/DB, redis://HOST or file:PATH), or set HAPAX_STORE; add --force instead for a consumer in \
+         batch mode whose retention of ids has ended",
+        found.consumer,
+        &render::hex(&found.id)[..12]
     ))
 }
 
@@ -176,13 +200,13 @@ impl Redrive {
     async fn select(
         &self,
         selection: Selection,
-    ) -> Result<(Vec<DeadLetterSummary>, DeadLetterPosition), CliError> {
+    ) -> Result<(Vec<Listed>, DeadLetterPosition), CliError> {
         let mut start = self.dead_letters.last_position().await.map_err(unavailable)?;
         let mut selected = Vec::new();
         for prefix in &selection.ids {
             let dead_letter = find(&self.dead_letters, prefix).await?;
             start = start.max(dead_letter.position());
-            selected.push(dead_letter);
+            selected.push((dead_letter.position(), dead_letter.id));
         }
         if let Some(consumer) = selection.consumer {
             // One with its namespace is given as a list shows it. An outbox has none.
@@ -193,69 +217,77 @@ impl Redrive {
             };
             let (consumer, reason) = (Some(consumer), selection.reason);
             let query = DeadLetterQuery { consumer, reason, after: None, limit: PAGE };
-            selected = self.list(query).await?;
-            selected.retain(|dead_letter| dead_letter.position() <= start);
+            selected = self.list(query, |dead_letter| dead_letter.position() <= start).await?;
         }
         // In the order of a list, whatever the order of the arguments.
-        selected.sort_by_key(DeadLetterSummary::position);
-        selected.dedup_by_key(|dead_letter| dead_letter.id);
+        selected.sort_unstable();
+        selected.dedup();
         Ok((selected, start))
     }
 
     /// Rejects dead letters of a consumer in claim mode without its store: their messages would be duplicates.
-    async fn check_mode(&self, selected: &[DeadLetterSummary]) -> Result<(), CliError> {
+    async fn check_mode(&self, selected: &[Listed]) -> Result<(), CliError> {
         if self.records.is_some() || self.force {
             return Ok(());
         }
-        let ids: Vec<_> = selected.iter().map(|it| it.id).collect();
-        let found = self.dead_letters.first_not_in_inbox(&ids).await.map_err(unavailable)?;
-        let Some(found) = found.and_then(|id| selected.iter().find(|it| it.id == id)) else {
-            return Ok(());
-        };
-        Err(CliError::usage(format!(
-            "--store: expected the store of the consumer {}, since its inbox is not in --database and so has the record that \
-             the message {} is parked, found none: add --store with the value of its process (`hapax consume --store`: \
-             postgres://USER@HOST/DB, redis://HOST or file:PATH), or set HAPAX_STORE; add --force instead for a consumer in \
-             batch mode whose retention of ids has ended",
-            found.consumer,
-            &render::hex(&found.id)[..12]
-        )))
+        let ids: Vec<_> = selected.iter().map(|(_, id)| *id).collect();
+        for ids in ids.chunks(PAGE as usize) {
+            // One that is gone since is not found again.
+            while let Some(found) =
+                self.dead_letters.first_not_in_inbox(ids).await.map_err(unavailable)?
+            {
+                if let Some(found) = self.get(&found).await? {
+                    return Err(without_store(&found));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Redrives dead letters in their order, and then those with their order keys that were stored
     /// after the position `start`.
     async fn all(
         &self,
-        selected: Vec<DeadLetterSummary>,
+        selected: &[Listed],
         start: DeadLetterPosition,
         results: &mut Results,
     ) -> Result<(), CliError> {
         let is_one = selected.len() == 1;
-        for dead_letter in &selected {
-            if results.leaves_out(dead_letter) {
+        let mut keys = OrderKeys::default();
+        for (_, id) in selected {
+            let Some(dead_letter) = self.get(id).await? else {
+                results.note_gone(id);
+                continue;
+            };
+            if dead_letter.consumer != OUTBOX_CONSUMER {
+                keys.insert(&dead_letter);
+            }
+            if results.leaves_out(&dead_letter) {
                 continue;
             }
-            if let Err(reason) = self.one(dead_letter, results).await {
-                results.note(dead_letter, reason, is_one)?;
+            if let Err(reason) = self.one(&dead_letter, results).await {
+                results.note(&dead_letter, reason, is_one)?;
             }
         }
-        let of_consumers = selected.iter().filter(|it| it.consumer != OUTBOX_CONSUMER);
-        let keys: HashSet<_> = of_consumers.filter_map(order_key).collect();
         let mut seen = HashSet::new();
         for _ in 0..PASSES {
             let mut arrived = self.arrived(&keys, start).await?;
-            arrived.retain(|dead_letter| seen.insert(dead_letter.id));
+            arrived.retain(|(_, id)| seen.insert(*id));
             if arrived.is_empty() {
                 return Ok(());
             }
-            for dead_letter in &arrived {
-                if results.leaves_out(dead_letter) {
+            for (_, id) in &arrived {
+                let Some(dead_letter) = self.get(id).await? else {
+                    results.note_gone(id);
+                    continue;
+                };
+                if results.leaves_out(&dead_letter) {
                     continue;
                 }
-                match self.one(dead_letter, results).await {
+                match self.one(&dead_letter, results).await {
                     // One that is behind another, which is not selected, stays.
                     Ok(()) | Err(NotRedriven::Behind) => {}
-                    Err(reason) => results.note(dead_letter, reason, false)?,
+                    Err(reason) => results.note(&dead_letter, reason, false)?,
                 }
             }
         }
@@ -269,34 +301,38 @@ impl Redrive {
     /// message that its consumer parked before it handled a redriven one is among them.
     async fn arrived(
         &self,
-        keys: &HashSet<(String, String)>,
+        keys: &OrderKeys,
         after: DeadLetterPosition,
-    ) -> Result<Vec<DeadLetterSummary>, CliError> {
-        let consumers: BTreeSet<_> = keys.iter().map(|(consumer, _)| consumer).collect();
+    ) -> Result<Vec<Listed>, CliError> {
         let mut arrived = Vec::new();
-        for consumer in consumers {
-            let consumer = Some(consumer.clone());
+        for consumer in keys.consumers() {
+            let consumer = Some(consumer.to_owned());
             let query = DeadLetterQuery { consumer, reason: None, after: Some(after), limit: PAGE };
-            arrived.extend(self.list(query).await?);
+            arrived.extend(self.list(query, |dead_letter| keys.contains(dead_letter)).await?);
         }
-        arrived.retain(|it| {
-            let key = it.order_key.clone();
-            key.is_some_and(|key| keys.contains(&(it.consumer.clone(), key)))
-        });
-        arrived.sort_by_key(DeadLetterSummary::position);
+        arrived.sort_unstable();
         Ok(arrived)
     }
 
-    /// Returns all dead letters of a query.
-    async fn list(&self, mut query: DeadLetterQuery) -> Result<Vec<DeadLetterSummary>, CliError> {
+    /// Returns all dead letters of a query that `is_meant` returns true for.
+    async fn list(
+        &self,
+        mut query: DeadLetterQuery,
+        is_meant: impl Fn(&DeadLetterSummary) -> bool,
+    ) -> Result<Vec<Listed>, CliError> {
         // All of them first: consumers remove dead letters while others are redriven.
         let mut all = Vec::new();
         loop {
             let page = self.dead_letters.list(&query).await.map_err(unavailable)?;
             let Some(last) = page.last() else { return Ok(all) };
             query.after = Some(last.position());
-            all.extend(page);
+            let meant = page.iter().filter(|dead_letter| is_meant(dead_letter));
+            all.extend(meant.map(|dead_letter| (dead_letter.position(), dead_letter.id)));
         }
+    }
+
+    async fn get(&self, id: &[u8; 32]) -> Result<Option<DeadLetterSummary>, CliError> {
+        self.dead_letters.get(id).await.map_err(unavailable)
     }
 
     /// Redrives a dead letter.
@@ -309,8 +345,8 @@ impl Redrive {
         if dead_letter.consumer == OUTBOX_CONSUMER {
             self.begin(dead_letter).await?;
             let moved = self.dead_letters.redrive_to_outbox(&dead_letter.id).await;
-            if !moved.map_err(unavailable)? {
-                return Err(gone(&hex).into());
+            if !moved.map_err(|error| not_moved(error, &hex[..12]))? {
+                return Err(NotRedriven::Gone);
             }
             print(&format!("{} moved back to the outbox\n", &hex[..12]));
             results.moved += 1;
@@ -321,7 +357,11 @@ impl Redrive {
             let query = OrderKeyQuery { consumer, key, dead_letter: id, is_redriven: true };
             let state = self.dead_letters.order_key(query).await;
             if state.map_err(|error| unavailable(Box::new(error)))? == OrderKeyState::Blocked {
-                return Err(NotRedriven::Behind);
+                // The key of one that is gone is blocked by those behind it.
+                return Err(match self.get(id).await? {
+                    Some(_) => NotRedriven::Behind,
+                    None => NotRedriven::Gone,
+                });
             }
         }
         let Some(sink) = &self.sink else {
@@ -333,12 +373,14 @@ impl Redrive {
         };
         self.check_id(dead_letter, &hex)?;
         let released = self.publish(sink, dead_letter, &hex).await?;
-        results.published += 1;
-        results.released += usize::from(released == Released::Parked);
+        results.note_published(released == Released::Parked);
         print(&format!("{} published{}\n", &hex[..12], released.text()));
         if dead_letter.order_key.is_some() && !self.is_file {
             let waited = self.wait(dead_letter, &hex).await;
             results.note_wait(&waited);
+            if matches!(waited, Err(NotRedriven::Unhandled(_))) {
+                self.find_late(results).await?;
+            }
             waited?;
         }
         Ok(())
@@ -369,9 +411,9 @@ impl Redrive {
         sink: &Arc<dyn MessageSink>,
         dead_letter: &DeadLetterSummary,
         hex: &str,
-    ) -> Result<Released, CliError> {
+    ) -> Result<Released, NotRedriven> {
         let contents = self.dead_letters.contents(&dead_letter.id).await.map_err(unavailable)?;
-        let contents = contents.ok_or_else(|| gone(hex))?;
+        let contents = contents.ok_or(NotRedriven::Gone)?;
         let id = match &dead_letter.message_id {
             Some(id) => MessageId::new(id).map_err(CliError::no)?,
             None => {
@@ -396,16 +438,17 @@ impl Redrive {
         sink.publish(&message).await.map_err(|error| {
             let text = format!("{}: {error}", &hex[..12]);
             match error {
-                PublishError::Rejected(_) => CliError::no(text),
-                _ => CliError::unavailable(text),
+                PublishError::Rejected(_) => NotRedriven::Failed(CliError::no(text)),
+                // Others may be acknowledged, such as those for another topic.
+                _ => NotRedriven::Unacknowledged(CliError::unavailable(text)),
             }
         })?;
         Ok(released)
     }
 
-    async fn begin(&self, dead_letter: &DeadLetterSummary) -> Result<u64, CliError> {
+    async fn begin(&self, dead_letter: &DeadLetterSummary) -> Result<u64, NotRedriven> {
         let begun = self.dead_letters.begin_redrive(&dead_letter.id, &user(), &self.reason).await;
-        begun.map_err(unavailable)?.ok_or_else(|| gone(&render::hex(&dead_letter.id)))
+        begun.map_err(unavailable)?.ok_or(NotRedriven::Gone)
     }
 
     /// Releases the record of the message, unless it says that the message was handled.
@@ -462,9 +505,9 @@ impl Redrive {
         let deadline = Instant::now() + self.wait;
         let mut pause = FIRST_POLL;
         while Instant::now() < deadline {
-            match self.dead_letters.find(hex).await.map_err(unavailable)?.as_slice() {
-                [] => return Ok(()),
-                [now, ..] if now.last_at != dead_letter.last_at => {
+            match self.get(&dead_letter.id).await? {
+                None => return Ok(()),
+                Some(now) if now.last_at != dead_letter.last_at => {
                     return Err(NotRedriven::Failed(CliError::no(format!(
                         "{}: expected the message to be handled, found it parked again ({}): fix the \
                          cause and run the command again; later messages of its order key wait",
@@ -472,7 +515,7 @@ impl Redrive {
                         now.error
                     ))));
                 }
-                _ => {
+                Some(_) => {
                     sleep(pause).await;
                     pause = LONGEST_POLL.min(pause * 2);
                 }
@@ -484,4 +527,29 @@ impl Redrive {
             &hex[..12]
         ))))
     }
+
+    /// Notes that the consumer runs if a message that nothing handled within its wait has been handled, or parked again, since: then
+    /// its attempts take longer than `--wait`.
+    async fn find_late(&self, results: &mut Results) -> Result<(), CliError> {
+        for (id, last_at) in results.unhandled() {
+            if self.get(id).await?.is_none_or(|now| now.last_at != *last_at) {
+                results.note_running();
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the error of a dead letter that was not moved back to the outbox.
+fn not_moved(error: ConnectCause, name: &str) -> CliError {
+    let rejected = error.downcast_ref::<StatementError>();
+    if !rejected.is_some_and(|rejected| rejected.is(UNIQUE_VIOLATION)) {
+        return unavailable(error);
+    }
+    CliError::no(format!(
+        "{name}: {}: set the sequence hapax_outbox_ids above all ids, and redrive the dead letter once that message is \
+         published",
+        with_causes(&*error)
+    ))
 }

@@ -36,6 +36,8 @@ async fn a_letter_is_stored_once_and_read_back() {
     assert_eq!((one.message_id.as_deref(), &*one.reason), (Some("m-1"), "rejected"));
     assert_eq!((one.attempts, &*one.error, one.payload_bytes), (2, "no such customer", 2));
     assert_eq!((&*one.first_at, one.redrives), ("2026-09-21T14:13:20.000Z", 0));
+    assert_eq!(dead_letters.get(&one.id).await.unwrap().as_ref(), Some(one));
+    assert_eq!(dead_letters.get(&[0; 32]).await.unwrap(), None);
     let contents = dead_letters.contents(&one.id).await.unwrap().unwrap();
     assert_eq!(contents.payload[..], [0, 255]);
     assert_eq!(contents.headers[1], ("binary".to_owned(), vec![0, 200].into()));

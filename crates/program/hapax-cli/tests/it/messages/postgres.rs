@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tokio_postgres::NoTls;
 
 use super::{RelayProcess, blocking, migrations, until};
-use crate::world::{get_with, ok, refused};
+use crate::world::{get_with, ok, refused, run};
 
 /// `whsec_` and the base64 of 24 bytes.
 const SECRET: &str = concat!("whsec", "_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3");
@@ -260,6 +260,27 @@ async fn a_rejected_message_is_a_dead_letter_and_a_busy_endpoint_gets_its_pause(
     world.until_outbox_is_empty().await;
     assert_eq!(ids(), ["m-3", "m-4", "m-1", "m-2"]);
     assert_eq!(blocking(|| relay.end()), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_of_the_outbox_whose_position_another_message_has_fails_alone() {
+    let world = World::start().await;
+    for (id, key) in [("m-1", "a"), ("m-2", "b")] {
+        world.put(id, key).await;
+        let park = "SELECT hapax_outbox_park(sha256(message_id::bytea), shard, id, 'of the test', 1) FROM hapax_outbox";
+        world.sql(park).await;
+    }
+    // As after an upgrade by logical replication, which copies no sequence.
+    world.sql("SELECT setval('hapax_outbox_ids', 1, false)").await;
+    world.put("m-3", "a").await;
+    let redrive = ["messages", "redrive", "--consumer", "hapax-outbox", "--reason", "fixed"];
+    let output = blocking(|| run(&[&redrive[..], &["--database", &world.url]].concat()));
+    let [said, error] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+    let expected = "expected no other message at the position of the dead letter";
+    assert!(error.contains(expected) && error.contains("set the sequence"), "{error}");
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(said.contains(" not redriven: ") && said.contains("1 moved back"), "{said}");
+    assert_eq!(world.sql("SELECT message_id FROM hapax_dead_letters").await, "m-1");
 }
 
 #[test]

@@ -81,3 +81,112 @@ async fn i41_12_a_redrive_goes_on_with_other_order_keys_after_a_message_that_fai
     let begun = "SELECT string_agg(redrives::text, ' ' ORDER BY number) FROM hapax_dead_letters";
     assert_eq!(consume.world.sql(begun).await, "1 1 1 0");
 }
+
+/// Parks messages as a consumer in batch mode does, each with an id, an order key and a subject.
+async fn park(consume: &Consume, messages: &[(&str, Option<&str>, &str)]) {
+    let url = consume.world.database.url("postgres");
+    let dead_letters = PgDeadLetterStore::new(&connections(url));
+    for (id, key, subject) in messages {
+        let mut message = Message::new(format!("nats://ORDERS/{subject}"), "{}");
+        message.key = key.map(str::to_owned);
+        let (id, reason) = (MessageId::new(id).unwrap(), DeadLetterReason::Rejected);
+        let now = Timestamp::from_micros(1);
+        let letter = DeadLetter::new("invoices", Some(&id), message, reason, "of the test", now);
+        dead_letters.park(&letter).await.unwrap();
+    }
+}
+
+/// Has the redrive of one message run a statement: it is gone, or handled, when the next one is redriven.
+async fn once_begun(consume: &Consume, id: &str, then: &str) {
+    let text = format!(
+        "CREATE FUNCTION once_begun() RETURNS trigger LANGUAGE plpgsql
+            AS $$ BEGIN {then}; RETURN NULL; END $$;
+        CREATE TRIGGER once_begun AFTER UPDATE ON hapax_dead_letters FOR EACH ROW
+            WHEN (NEW.message_id = '{id}') EXECUTE FUNCTION once_begun()"
+    );
+    consume.world.sql(&text).await;
+}
+
+/// Redrives all messages of the consumer, none of which is handled. Returns the exit code, and what the command printed.
+fn redrive(consume: &Consume) -> (Option<i32>, String, String) {
+    let (url, broker) = (consume.world.database.url("postgres"), consume.world.broker.url());
+    let of = ["messages", "redrive", "--consumer", "invoices", "--reason", "fixed", "--force"];
+    let at = ["--database", &url, "--to", &broker, "--wait", "10ms"];
+    let output = blocking(|| run(&[&of[..], &at].concat()));
+    let [said, error] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+    (output.status.code(), said, error)
+}
+
+/// Returns the ids of the messages whose redrives have begun.
+async fn begun(consume: &Consume) -> String {
+    let begun = "SELECT string_agg(message_id, ' ' ORDER BY number) FROM hapax_dead_letters
+        WHERE redrives > 0";
+    consume.world.sql(begun).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_the_broker_does_not_acknowledge_fails_alone_and_three_in_a_row_end_the_redrive()
+ {
+    let (_socket, address) = Service::bind();
+    let consume = Consume::start(address).await;
+    // No stream has the subjects.
+    let messages = [
+        ("a-1", Some("a"), "returns.1"),
+        ("a-2", Some("a"), "orders.created"),
+        ("b-1", None, "returns.2"),
+        ("c-1", None, "orders.created"),
+    ];
+    park(&consume, &messages).await;
+    let (code, said, error) = redrive(&consume);
+    assert!(error.contains("found 2 that were not, 1 behind them"), "{error}");
+    assert_eq!(code, Some(1), "the broker is available: {error}");
+    assert!(said.contains("1 published"), "{said}");
+    assert_eq!(begun(&consume).await, "a-1 b-1 c-1");
+
+    consume.world.sql("DELETE FROM hapax_dead_letters").await;
+    let messages = ["d-1", "d-2", "d-3", "d-4"].map(|id| (id, None, "returns.3"));
+    park(&consume, &messages).await;
+    let (code, _, error) = redrive(&consume);
+    let expected = "it is the third one in a row: check the broker of --to";
+    assert!(code == Some(69) && error.contains(expected), "{code:?} {error}");
+    assert_eq!(begun(&consume).await, "d-1 d-2 d-3");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_that_is_gone_meanwhile_has_not_failed() {
+    let (_socket, address) = Service::bind();
+    let consume = Consume::start(address).await;
+    let keys = [("a-1", None), ("b-1", Some("b")), ("b-2", Some("b")), ("c-1", None)];
+    park(&consume, &keys.map(|(id, key)| (id, key, "orders.created"))).await;
+    let gone = "DELETE FROM hapax_dead_letters WHERE message_id IN ('b-1', 'c-1')";
+    once_begun(&consume, "a-1", gone).await;
+    let (code, said, error) = redrive(&consume);
+    // The next one of the key was redriven.
+    assert!(code == Some(1) && error.contains("within --wait"), "{error}");
+    assert_eq!(begun(&consume).await, "a-1 b-2");
+    assert_eq!(said.matches(" gone meanwhile\n").count(), 2, "{said}");
+    assert!(said.contains("2 published"), "{said}");
+    // All others are gone.
+    consume.world.sql("DELETE FROM hapax_dead_letters WHERE message_id = 'b-2'").await;
+    park(&consume, &[("c-1", None, "orders.created")]).await;
+    let (code, said, error) = redrive(&consume);
+    assert_eq!((code, &*error), (Some(0), ""), "{said}");
+    assert!(said.contains("1 published") && said.contains(" gone meanwhile\n"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_is_handled_after_its_wait_shows_that_the_consumer_runs() {
+    let (_socket, address) = Service::bind();
+    let consume = Consume::start(address).await;
+    let ids = ["d", "e", "f", "g"];
+    park(&consume, &ids.map(|id| (id, Some(id), "orders.created"))).await;
+    let handled = "DELETE FROM hapax_dead_letters WHERE message_id = 'd'";
+    once_begun(&consume, "f", handled).await;
+    let (code, _, error) = redrive(&consume);
+    assert_eq!(begun(&consume).await, "e f g");
+    assert!(code == Some(1) && error.contains("found 4 that were not"), "{error}");
+    // Those that are left: nothing handles them.
+    let (code, _, error) = redrive(&consume);
+    let expected = "check that the consumer runs; if it does, its handler fails";
+    assert!(code == Some(1) && error.contains(expected), "{error}");
+}
