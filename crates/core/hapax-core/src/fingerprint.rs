@@ -92,7 +92,7 @@ fn field(hasher: &mut blake3::Hasher, bytes: &[u8]) {
 /// It is stored with the record, and a retry is hashed by the record's scheme. So a changed
 /// configuration never makes a retry look like another request.
 ///
-/// An engine with a [`Secret`](crate::Secret) stores `keyed/1;` before the name, and a keyed hash
+/// An engine whose records a [`Secret`](crate::Secret) names stores `keyed/1;` before the name, and a keyed hash
 /// of the fingerprint. Earlier records, from before it had a secret, keep their scheme, and retries
 /// of them are compared unkeyed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

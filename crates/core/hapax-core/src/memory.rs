@@ -18,7 +18,7 @@ use self::schedule::Entries;
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::record::{FencingToken, Record, RecordState};
 use crate::scope::OperationId;
-use crate::secret::Secret;
+use crate::secret::{KeyRing, Secret};
 use crate::store::{
     BoxFuture, Capabilities, Draft, Inspect, Page, Reaped, Snapshot, Stamp, Stamped, Store,
     StoreError, StoredRecord, Swap, Swapped,
@@ -60,7 +60,7 @@ const REAP_CHUNK: u32 = 64;
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     capacity: MemoryCapacity,
-    secret: Option<Secret>,
+    secrets: Option<KeyRing>,
     records: AtomicUsize,
     bytes: AtomicUsize,
     shards: [Mutex<Shard>; SHARDS],
@@ -81,7 +81,7 @@ impl MemoryStore {
         Self {
             clock,
             capacity,
-            secret: None,
+            secrets: None,
             records: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             shards: std::array::from_fn(|_| Mutex::default()),
@@ -92,8 +92,15 @@ impl MemoryStore {
     /// Names records by `secret`. Without one, operation ids can be guessed from keys and callers,
     /// which matters little for records that never leave the process.
     #[must_use]
-    pub fn secret(mut self, secret: Secret) -> Self {
-        self.secret = Some(secret);
+    pub fn secret(self, secret: Secret) -> Self {
+        self.key_ring(KeyRing::new(secret))
+    }
+
+    /// Names records by the secret of the ring that names. Nothing is sealed in memory, but the engine keeps what
+    /// it keeps in a store that seals.
+    #[must_use]
+    pub fn key_ring(mut self, ring: KeyRing) -> Self {
+        self.secrets = Some(ring);
         self
     }
 
@@ -230,7 +237,7 @@ impl Store for MemoryStore {
 
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
-            secret: self.secret.as_ref(),
+            secrets: self.secrets.as_ref(),
             notify: None,
             shared: false,
             schedule: Some(self),

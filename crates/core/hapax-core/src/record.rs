@@ -238,7 +238,7 @@ pub enum RecordState {
 /// Text for operators in a record, without effect on decisions. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Notes {
-    /// Description of the operation: key, request, caller. The engine stores it only with a secret.
+    /// Description of the operation: key, request, caller. The engine stores it only where the store seals it.
     pub description: Option<Bytes>,
     /// Last decision of an operator: who decided, when, from where and why.
     pub decision: Option<Bytes>,

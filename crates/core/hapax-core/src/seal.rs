@@ -8,6 +8,9 @@
 //!    well, because otherwise a writer to the store could leave the seal out.
 //! 4. Secrets rotate: new records are sealed with the current one, and a record names its secret,
 //!    so that earlier ones still open it.
+//! 5. A store that began without a secret has records with a checksum, and opens them beside sealed
+//!    ones: [`KeyRing::unnamed`](crate::KeyRing::unnamed). There a writer to the store can leave the
+//!    seal out, so only that ring accepts it.
 //!
 //! ```
 //! use hapax_core::{Sealer, Secret};
@@ -25,7 +28,7 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 
 use crate::codec::{self, DecodeError, EncodeError};
 use crate::entropy::{Entropy, EntropyError};
-use crate::record::{Record, WriteId};
+use crate::record::{Notes, Record, WriteId};
 use crate::schedule::{EntryKey, MAX_NOTE};
 use crate::scope::OperationId;
 use crate::secret::Secret;
@@ -42,8 +45,14 @@ const CHECKSUM_LEN: usize = 32;
 /// The seal of a store.
 #[derive(Clone)]
 pub struct Sealer {
-    /// The current secret is the first.
-    ring: Vec<RingKey>,
+    /// Seals; `None`: a checksum does.
+    sealing: Option<RingKey>,
+    /// Open what they sealed.
+    opening: Vec<RingKey>,
+    /// Whether a record with a checksum opens. False for every ring whose secret names records: all its
+    /// records are sealed, so one with a checksum was written by an attacker (a downgrade), who could
+    /// otherwise forge outcomes without the secret.
+    checksums: bool,
 }
 
 #[derive(Clone)]
@@ -56,19 +65,27 @@ impl Sealer {
     /// Creates a seal with a checksum only.
     #[must_use]
     pub const fn checksum() -> Self {
-        Self { ring: Vec::new() }
+        Self { sealing: None, opening: Vec::new(), checksums: true }
     }
 
     /// Creates a seal with `secret`.
     #[must_use]
     pub fn keyed(secret: &Secret) -> Self {
-        Self { ring: vec![RingKey::new(secret)] }
+        Self { sealing: Some(RingKey::new(secret)), opening: Vec::new(), checksums: false }
     }
 
-    /// Adds an earlier `secret` that opens. On a seal without a secret it becomes the current one.
+    /// Adds another `secret` that opens, such as an earlier one.
     #[must_use]
     pub fn previously(mut self, secret: &Secret) -> Self {
-        self.ring.push(RingKey::new(secret));
+        self.opening.push(RingKey::new(secret));
+        self
+    }
+
+    /// Sets whether a record with a checksum opens. True is safe only where records were written without a
+    /// secret, and their names are those without one.
+    #[must_use]
+    pub(crate) const fn accepting_checksums(mut self, accept: bool) -> Self {
+        self.checksums = accept;
         self
     }
 
@@ -78,13 +95,14 @@ impl Sealer {
         secret.map_or_else(Self::checksum, Self::keyed)
     }
 
-    /// Returns whether it has a secret.
+    /// Returns whether it seals with a secret.
     #[must_use]
     pub const fn is_keyed(&self) -> bool {
-        !self.ring.is_empty()
+        self.sealing.is_some()
     }
 
-    /// Seals `record` for the operation id `key` and a write id.
+    /// Seals `record` for the operation id `key` and a write id. A seal that opens what secrets sealed, and
+    /// seals with a checksum, leaves the description out.
     ///
     /// # Errors
     /// [`SealError::TooLong`] and [`SealError::Entropy`].
@@ -95,7 +113,12 @@ impl Sealer {
         record: &Record,
         entropy: &dyn Entropy,
     ) -> Result<Vec<u8>, SealError> {
-        let payload = codec::encode(record)?;
+        // Another process has sealed the description that this one would write for everyone to read.
+        let is_revealed = !self.is_keyed() && !self.opening.is_empty();
+        let payload = match record.notes.description.is_some() && is_revealed {
+            true => codec::encode(&undescribed(record))?,
+            false => codec::encode(record)?,
+        };
         self.seal_payload(&Binding::record(key, write_id), &payload, entropy)
     }
 
@@ -124,7 +147,7 @@ impl Sealer {
         let mut out = Vec::with_capacity(MAGIC.len() + 2 + 4 + NONCE_LEN + payload.len() + 32);
         out.extend_from_slice(&binding.magic);
         out.push(VERSION);
-        match self.ring.first() {
+        match &self.sealing {
             None => {
                 out.push(CHECKSUM);
                 out.extend_from_slice(payload);
@@ -177,7 +200,7 @@ impl Sealer {
         }
         let (&kind, body) = rest.split_first().ok_or(SealError::Broken)?;
         match kind {
-            CHECKSUM if self.is_keyed() => Err(SealError::NotKeyed),
+            CHECKSUM if !self.checksums => Err(SealError::NotKeyed),
             CHECKSUM => {
                 let (payload, sum) =
                     body.split_last_chunk::<CHECKSUM_LEN>().ok_or(SealError::Broken)?;
@@ -197,7 +220,8 @@ impl Sealer {
         let aad = binding.associated(*id);
         let mut known = false;
         // Two secrets may have the same id, if unlikely: each is tried.
-        for RingKey { cipher, .. } in self.ring.iter().filter(|entry| entry.id == *id) {
+        let ring = self.sealing.iter().chain(&self.opening);
+        for RingKey { cipher, .. } in ring.filter(|entry| entry.id == *id) {
             known = true;
             if let Ok(payload) = cipher.decrypt(&XNonce::from(*nonce), Payload { msg, aad: &aad }) {
                 return Ok(payload.into());
@@ -209,8 +233,14 @@ impl Sealer {
 
 impl fmt::Debug for Sealer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sealer({} secrets)", self.ring.len())
+        write!(f, "Sealer({} secrets)", self.sealing.iter().len() + self.opening.len())
     }
+}
+
+/// Returns `record` without its description.
+fn undescribed(record: &Record) -> Record {
+    let notes = Notes { description: None, ..record.notes.clone() };
+    Record { notes, ..record.clone() }
 }
 
 impl RingKey {

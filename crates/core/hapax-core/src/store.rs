@@ -25,7 +25,7 @@ use crate::clock::Timestamp;
 use crate::record::{FencingToken, Record, WriteId};
 use crate::schedule::Schedule;
 use crate::scope::OperationId;
-use crate::secret::Secret;
+use crate::secret::{KeyRing, Secret};
 
 /// Boxed future of the store's methods.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -153,8 +153,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 /// Capabilities of a store besides its records. The default: none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Capabilities<'a> {
-    /// The secret that names records: `Idempotency` derives operation ids with it.
-    pub secret: Option<&'a Secret>,
+    /// The secrets. By the one that names records, `Idempotency` derives operation ids.
+    pub secrets: Option<&'a KeyRing>,
     /// Notifications of writes by other processes.
     pub notify: Option<&'a dyn Notify>,
     /// True if several processes can open the store at the same time, so that services may share it. An engine
@@ -162,6 +162,21 @@ pub struct Capabilities<'a> {
     pub shared: bool,
     /// The schedule that the store keeps with its records.
     pub schedule: Option<&'a dyn Schedule>,
+}
+
+impl<'a> Capabilities<'a> {
+    /// Returns the secret that names records.
+    #[must_use]
+    pub fn naming(&self) -> Option<&'a Secret> {
+        self.secrets.and_then(KeyRing::naming)
+    }
+
+    /// Returns whether the store seals what it writes, so that it may be given what not everyone who reads the
+    /// store may see.
+    #[must_use]
+    pub fn seals(&self) -> bool {
+        self.secrets.is_some_and(KeyRing::seals)
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {

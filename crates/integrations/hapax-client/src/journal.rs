@@ -99,7 +99,7 @@ impl Journal {
     /// [`JournalError::NoSecret`], [`JournalError::NoSchedule`].
     pub fn over(store: impl Inspect) -> Result<Self, JournalError> {
         let capabilities = store.capabilities();
-        if capabilities.secret.is_none() {
+        if capabilities.naming().is_none() {
             return Err(JournalError::NoSecret);
         }
         if capabilities.schedule.is_none() {
@@ -201,9 +201,9 @@ pub enum JournalError {
     #[cfg(feature = "file")]
     #[error("the journal cannot be opened: {0}")]
     Open(#[source] OpenError),
-    /// The store has no secret.
+    /// The store has no secret that names records.
     #[error(
-        "expected a store with a secret, found none: set one; without it anyone can compute the keys from the names"
+        "expected a store with a secret that names records, found none: set one; without it anyone can compute the keys from the names"
     )]
     NoSecret,
     /// The store has no schedule.

@@ -26,7 +26,7 @@ pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-f
 pub const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
 /// Request header to an upstream: the operation id, a hash of scope and key. It is the same for
 /// every attempt and differs between callers with equal keys: services find operations by it.
-/// Response header to a client, where the store has a secret: the same id, to quote to an operator.
+/// Response header to a client, where a secret names records: the same id, to quote to an operator.
 pub const IDEMPOTENCY_OPERATION_ID: HeaderName =
     HeaderName::from_static("idempotency-operation-id");
 /// Request header to an upstream: the time after which its caller no longer waits, as a Date (RFC 9651,

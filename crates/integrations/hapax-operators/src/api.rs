@@ -87,11 +87,12 @@ pub(crate) const INDEX: [(&str, &str, &str); 23] = [
     quarantine::INDEX[2],
 ];
 
-/// The error of a search by caller in a store without a secret.
-pub const NO_CALLERS: &str = "records contain callers only if there is a secret: set --secret-file";
+/// The error of a search by caller in a store that seals nothing.
+pub const NO_CALLERS: &str =
+    "records contain callers only if a secret seals them: set --secret-file";
 
-/// The error of a request for hashes in a store without a secret.
-pub const NO_HASHES: &str = "expected a store with a secret, found one without: its access log contains no hashes; find the line by its path, \
+/// The error of a request for hashes in a store that seals nothing.
+pub const NO_HASHES: &str = "expected a store with a secret that seals, found none: its access log contains no hashes; find the line by its path, \
      operation id or request id";
 
 pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
@@ -212,7 +213,7 @@ async fn hash(State(shared): Api, body: Result<Json<HashRequest>, JsonRejection>
         let message = "expected a `key` or a `scope`, found neither";
         return error(StatusCode::BAD_REQUEST, "bad-request", message);
     }
-    if !shared.keys.has_secret() {
+    if !shared.keys.seals() {
         return error(StatusCode::BAD_REQUEST, "no-secret", NO_HASHES);
     }
     let key = match key.as_deref().map(Key::new).transpose() {

@@ -148,23 +148,28 @@ impl OperatorRecords {
         self.engine.operation_id(&scope, key)
     }
 
-    /// Returns the hash by which the access log names a key; `None` without a secret.
+    /// Returns the hash by which the access log names a key; `None` if the store seals nothing.
     #[must_use]
     pub fn key_hash(&self, key: &Key) -> Option<String> {
         self.engine.key_pseudonym(key)
     }
 
-    /// Returns the hash by which the access log names the caller with this scope; `None` without a secret, and
+    /// Returns the hash by which the access log names the caller with this scope; `None` if the store seals nothing, and
     /// for the empty scope.
     #[must_use]
     pub fn scope_hash(&self, scope: &[(ScopePart, HeaderValue)]) -> Option<String> {
         caller_hash(&self.engine, scope.iter().map(|(_, value)| value.as_bytes()))
     }
 
-    /// Returns whether the store has a secret, by which records are named and described.
+    /// Returns whether the store seals, so that records are described, and keys and callers have hashes.
     #[must_use]
-    pub fn has_secret(&self) -> bool {
-        self.store.capabilities().secret.is_some()
+    pub fn seals(&self) -> bool {
+        self.store.capabilities().seals()
+    }
+
+    /// Returns whether records may have descriptions that this process can open.
+    fn opens_descriptions(&self) -> bool {
+        self.store.capabilities().secrets.is_some()
     }
 
     /// Returns a record as operators see it.

@@ -237,7 +237,7 @@ pub struct SagaView {
     pub lease_until: Timestamp,
     /// Number of executions so far.
     pub attempt: u32,
-    /// The description of its start for operators, JSON with its `key`; only where there is a secret.
+    /// The description of its start for operators, JSON with its `key`; only where a secret seals.
     pub description: Option<Bytes>,
     /// Its log; `None` before the first save, and if it cannot be read.
     pub log: Option<Log>,
@@ -256,7 +256,7 @@ impl SagaView {
 /// A saga that has ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EndedSaga {
-    /// The description of its start for operators, JSON with its `key`; only where there is a secret.
+    /// The description of its start for operators, JSON with its `key`; only where a secret seals.
     pub description: Option<Bytes>,
     /// The reason for which it was undone; `None` if it is done.
     pub failure: Option<Failure>,

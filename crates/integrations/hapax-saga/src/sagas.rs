@@ -330,8 +330,8 @@ impl Sagas {
 
     /// Returns the key as operators see it, if entries and records are sealed.
     fn sealed_key(&self, key: &Key) -> Option<String> {
-        let secret = self.node.engine.store().capabilities().secret;
-        secret.map(|_| key.as_str().to_owned())
+        let seals = self.node.engine.store().capabilities().seals();
+        seals.then(|| key.as_str().to_owned())
     }
 
     /// Returns the counters of this process.

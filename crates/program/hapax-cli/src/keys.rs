@@ -330,7 +330,7 @@ impl Records {
     /// Returns the hashes by which the access log names a key and a caller.
     async fn hash(&self, key: Option<&Key>, scope: &ScopeText) -> Result<AccessHashes, CliError> {
         match self {
-            Self::Local(keys) if !keys.has_secret() => Err(CliError::usage(NO_HASHES)),
+            Self::Local(keys) if !keys.seals() => Err(CliError::usage(NO_HASHES)),
             Self::Local(keys) => Ok(AccessHashes {
                 key_hash: key.and_then(|key| keys.key_hash(key)),
                 caller_hash: keys.scope_hash(&scope.headers()?),

@@ -90,8 +90,8 @@ pub(crate) struct Route {
 /// Settings for operations that are reconciled without a retry.
 #[derive(Debug)]
 pub(crate) struct UnretriedRoute {
-    /// Hash of its hook, which descriptions of operations have; `None` without a secret.
-    pub(crate) hook: Option<String>,
+    /// Hashes of its hook, one of which descriptions of operations have; none if the store seals nothing.
+    pub(crate) hooks: Vec<String>,
     /// True if it is known what replaces a caller's credentials.
     pub(crate) replaces_credentials: bool,
     /// The reconcile URL, without its query.
@@ -412,7 +412,7 @@ impl SnapshotBuilder<'_> {
         let unretried = match &service {
             RouteService::Protected { policy, .. } if policy.options().hook_name.is_some() => {
                 Some(UnretriedRoute {
-                    hook: policy.hook_hash(resources.layer.engine()),
+                    hooks: policy.hook_hashes(resources.layer.engine()),
                     replaces_credentials: resolved.authorization.is_some(),
                     url: url.unwrap_or_default(),
                     wait: config.lease.saturating_add(config.upstream_timeout),

@@ -35,6 +35,10 @@ pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError, UrlText};
 /// tighter limit for large requests.
 const QUEUED_REQUESTS: usize = 4096;
 
+/// Rejects a cache whose entries other writers could forge.
+const UNSEALED_CACHE: &str = "expected a line `seal` with --cache on a server, found only `open`: leave --cache out \
+     until every process has the ring, and the secret seals";
+
 /// Settings for opening a store.
 #[derive(Clone, Debug)]
 pub struct StoreOpener {
@@ -70,7 +74,7 @@ pub struct StoreOpener {
 pub struct OpenStore {
     /// The store.
     pub store: Arc<dyn Inspect>,
-    /// The secret that names its records; the engine needs the same one.
+    /// The secret that names its records.
     pub secret: Option<Secret>,
     /// The store as its driver opened it; `None` for memory and for [`OpenStore::new`].
     driven: Option<Arc<dyn DrivenStore>>,
@@ -199,19 +203,37 @@ impl StoreOpener {
 
     /// Returns the stored identity of the store.
     fn known(&self, ring: Option<&KeyRing>) -> Option<String> {
-        self.remembered(ring.map(KeyRing::naming))?.read()
+        self.remembered(ring.and_then(KeyRing::naming))?.read()
+    }
+
+    fn ring(&self) -> Result<Option<KeyRing>, StoreOpenError> {
+        self.secret_file.as_deref().map(|path| self.read_ring(path)).transpose()
+    }
+
+    /// Reads secrets, and rejects those that do not suit the store or its cache.
+    fn read_ring(&self, path: &Path) -> Result<KeyRing, StoreOpenError> {
+        let wrong = |reason: String| StoreOpenError::Secret { path: path.into(), reason };
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+        let ring = KeyRing::parse(&text).map_err(|error| wrong(error.to_string()))?;
+        if ring.naming().is_none() && matches!(self.store, StoreUrl::File(_)) {
+            return Err(wrong(OpenError::Unnamed { path: path.into() }.to_string()));
+        }
+        if !ring.seals() && matches!(self.cache, Some(CacheUrl::Redis(_))) {
+            return Err(wrong(UNSEALED_CACHE.to_owned()));
+        }
+        Ok(ring)
     }
 
     async fn open_store(&self) -> Result<OpenStore, StoreOpenError> {
-        let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
+        let ring = self.ring()?;
         let memory = self.memory_plan().store;
         match &self.store {
             StoreUrl::Memory => {
                 let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
-                let secret = ring.as_ref().map(|ring| ring.naming().clone());
+                let secret = ring.as_ref().and_then(KeyRing::naming).cloned();
                 let store = MemoryStore::new(Arc::new(SystemClock), capacity);
-                let store = Arc::new(secret.iter().cloned().fold(store, MemoryStore::secret));
-                self.tiered(OpenStore::new(store, secret), "", ring)
+                let store = Arc::new(ring.into_iter().fold(store, MemoryStore::key_ring));
+                self.tiered(OpenStore::new(store, secret), "")
             }
             StoreUrl::File(path) => {
                 let store = self.file(path, memory).await?;
@@ -223,7 +245,7 @@ impl StoreOpener {
                 let name = DrivenStore::cache_name(&*store);
                 let file = Some(Arc::clone(&store));
                 let opened = OpenStore { file, ..OpenStore::driven(store, secret) };
-                self.tiered(opened, &name, ring)
+                self.tiered(opened, &name)
             }
             StoreUrl::Server(url) => {
                 let identity = self.known(ring.as_ref());
@@ -234,9 +256,9 @@ impl StoreOpener {
                     StoreDriverErrorKind::Missing => self.missing(),
                     _ => server(url, error),
                 })?;
-                let secret = store.capabilities().secret.cloned();
+                let secret = store.capabilities().naming().cloned();
                 let name = store.cache_name();
-                self.tiered(OpenStore::driven(store, secret), &name, ring)
+                self.tiered(OpenStore::driven(store, secret), &name)
             }
         }
     }
@@ -246,7 +268,7 @@ impl StoreOpener {
     /// # Errors
     /// [`StoreOpenError::Secret`] and [`StoreOpenError::Url`].
     pub fn check(&self) -> Result<(), StoreOpenError> {
-        let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
+        let ring = self.ring()?;
         match &self.store {
             StoreUrl::Memory | StoreUrl::File(_) => {}
             StoreUrl::Server(url) => {
@@ -322,12 +344,7 @@ impl StoreOpener {
 
     /// Returns the store with its cache in front, if one is configured. `name` distinguishes it from
     /// others at the same URL.
-    fn tiered(
-        &self,
-        opened: OpenStore,
-        name: &str,
-        ring: Option<KeyRing>,
-    ) -> Result<OpenStore, StoreOpenError> {
+    fn tiered(&self, opened: OpenStore, name: &str) -> Result<OpenStore, StoreOpenError> {
         let shares = self.memory_plan();
         let replies = (shares.replies > 0).then_some(shares.replies);
         let cache: Arc<dyn Cache> = match &self.cache {
@@ -348,9 +365,9 @@ impl StoreOpener {
         // of the name.
         let name = format!("{name} {}", self.store.whole());
         let mut options = hapax_tiered::TieredOptions::default().authority(&name);
-        // A file that created its own secret seals its cache with it.
-        if let Some(ring) = ring.or_else(|| opened.secret.clone().map(KeyRing::new)) {
-            options = options.key_ring(&ring);
+        // Also those of a file that created its own secret. If they seal nothing, the cache is in memory.
+        if let Some(ring) = opened.store.capabilities().secrets.filter(|ring| ring.seals()) {
+            options = options.key_ring(ring);
         }
         let tiered = Arc::new(Tiered::with(Arc::new(Arc::clone(&opened.store)), cache, options));
         let counts = Arc::clone(&tiered);
@@ -510,17 +527,11 @@ fn of_file(file: &Path, source: &OpenError) -> String {
 /// fixed.
 fn secret_or_file(file: &Path, source: OpenError) -> StoreOpenError {
     let path = match &source {
-        OpenError::SecretMissing { path } | OpenError::SecretUnreadable { path, .. } => {
-            path.clone()
-        }
+        OpenError::SecretMissing { path }
+        | OpenError::SecretUnreadable { path, .. }
+        | OpenError::Unnamed { path } => path.clone(),
         OpenError::OtherSecret => file.into(),
         _ => return StoreOpenError::File { path: file.into(), source },
     };
     StoreOpenError::Secret { path, reason: source.to_string() }
-}
-
-fn read_ring(path: &Path) -> Result<KeyRing, StoreOpenError> {
-    let wrong = |reason: String| StoreOpenError::Secret { path: path.into(), reason };
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    KeyRing::parse(&text).map_err(|error| wrong(error.to_string()))
 }

@@ -278,7 +278,7 @@ pub fn restore(from: &Path, to: &Path, secret: &SecretSource) -> Result<RestoreR
         SecretSource::File(file) => Some(secret_file::read_or_make(file, true, &SystemEntropy)?),
         given => given.ring(),
     };
-    let naming = ring.as_ref().map(KeyRing::naming);
+    let naming = ring.as_ref().and_then(KeyRing::naming);
     let found = old.marks.names.iter().find(|(name, _)| name == CHECK);
     if found.is_none_or(|(_, found)| *found != check(naming)) {
         return Err(OpenError::OtherSecret);

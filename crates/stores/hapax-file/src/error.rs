@@ -52,6 +52,16 @@ pub enum OpenError {
         /// The reason.
         source: KeyRingError,
     },
+    /// The file has the line `name none`. A database whose secret is in a file has one that names its records.
+    #[error(
+        "expected a line `name` with the secret of the database in {}, found `name none`: that is for stores on \
+         servers that began without a secret",
+        path.display()
+    )]
+    Unnamed {
+        /// The file.
+        path: PathBuf,
+    },
     /// The database was written under another secret, or under none while one is given, or under
     /// one while none is given.
     #[error(

@@ -12,11 +12,12 @@ use hapax_core::{BufferedEntropy, Clock, Entropy, KeyRing, Secret, SystemClock};
 #[derive(Clone, Debug)]
 pub enum SecretSource {
     /// A file in the format of [`KeyRing`]: read if it exists, created (mode 0600, one secret) if
-    /// neither it nor the database does.
+    /// neither it nor the database does. It names records, so `name none` is rejected.
     File(PathBuf),
     /// The given secret.
     Secret(Secret),
-    /// The given secrets, of which the one that seals can be replaced.
+    /// The given secrets, of which the one that seals can be replaced, or added to a database that was created
+    /// with [`None`](Self::None): [`KeyRing::unnamed`].
     Ring(KeyRing),
     /// No secret: anyone who can read the file can guess names and read records.
     None,

@@ -21,6 +21,7 @@ pub(crate) fn read_or_make(
     entropy: &dyn Entropy,
 ) -> Result<KeyRing, OpenError> {
     match read(path) {
+        Ok(Ok(ring)) if ring.naming().is_none() => Err(OpenError::Unnamed { path: path.into() }),
         Ok(ring) => {
             ring.map_err(|source| OpenError::SecretUnreadable { path: path.into(), source })
         }

@@ -52,7 +52,7 @@ pub struct FileStore {
     backing: Arc<dyn Backing>,
     pub(crate) sealer: Sealer,
     reading: MemoryBudget,
-    secret: Option<Secret>,
+    ring: Option<KeyRing>,
     pub(crate) entropy: Arc<dyn Entropy>,
     lock: Option<Arc<LockFile>>,
     path: PathBuf,
@@ -116,7 +116,7 @@ impl FileStore {
             given => given.ring(),
         };
         if !exists {
-            let naming = ring.as_ref().map(KeyRing::naming);
+            let naming = ring.as_ref().and_then(KeyRing::naming);
             create(&path, naming, options.cache_bytes, options.clock.now())?;
         }
         let mut store = Self::start(Arc::new(backing), ring, Some(Arc::new(lock)), options)?;
@@ -150,10 +150,10 @@ impl FileStore {
         Self::start(backing, ring, None, options)
     }
 
-    /// Returns the secret that names records, for the engine.
+    /// Returns the secret that names records.
     #[must_use]
-    pub const fn secret(&self) -> Option<&Secret> {
-        self.secret.as_ref()
+    pub fn secret(&self) -> Option<&Secret> {
+        self.ring.as_ref().and_then(KeyRing::naming)
     }
 
     /// Returns the identity of this database: the time of its creation, in microseconds. A copy of
@@ -294,7 +294,6 @@ impl FileStore {
         lock: Option<Arc<LockFile>>,
         options: FileOptions,
     ) -> Result<Self, OpenError> {
-        let secret = ring.as_ref().map(|ring| ring.naming().clone());
         let damages = Damages::default();
         if options.verify {
             salvage::verify(&*backing, &options.path)?;
@@ -302,7 +301,7 @@ impl FileStore {
         let mut database = database::open(&*backing, options.cache_bytes, &damages)
             .map_err(OpenError::database)?;
         let made_at = options.clock.now();
-        let check = check(secret.as_ref());
+        let check = check(ring.as_ref().and_then(KeyRing::naming));
         let adopted = match database::adopt(&database, &check, made_at) {
             // Recording requests in progress is worth more than the writes of an opening, but without
             // the opening nothing can be recorded.
@@ -337,7 +336,7 @@ impl FileStore {
             reading: MemoryBudget::new(options.reading_bytes),
             shared,
             backing,
-            secret,
+            ring,
             entropy: options.entropy,
             lock,
             path: options.path.clone(),
@@ -510,7 +509,8 @@ impl Store for FileStore {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret(), notify: None, shared: false, schedule: Some(self) }
+        let secrets = self.ring.as_ref();
+        Capabilities { secrets, notify: None, shared: false, schedule: Some(self) }
     }
 }
 

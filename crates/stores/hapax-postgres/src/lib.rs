@@ -77,7 +77,8 @@
 //! Processes that share the tables must name keys by the same secret, or all by none: else the same
 //! key has two names, and nothing prevents its second execution. A process with another secret is
 //! rejected ([`PostgresConnectError::OtherSecret`]), on every connection that is made. The secret
-//! that seals can be replaced ([`PostgresOptions::key_ring`]); the secret that names cannot. To
+//! that seals can be replaced ([`PostgresOptions::key_ring`]), also where none names keys
+//! ([`KeyRing::unnamed`](hapax_core::KeyRing::unnamed)); the secret that names cannot. To
 //! begin with another, empty `hapax_secrets`, `hapax_cells` and `hapax_schedule`, and confirm that.
 //!
 //! # Failover

@@ -71,7 +71,8 @@ impl PostgresOptions {
         self.key_ring(KeyRing::new(secret))
     }
 
-    /// Names keys and seals records with these secrets. The one that seals can be replaced.
+    /// Names keys and seals records with these secrets. The one that seals can be replaced, and added to a
+    /// store that began without: [`KeyRing::unnamed`].
     #[must_use]
     pub fn key_ring(mut self, ring: KeyRing) -> Self {
         self.ring = Some(ring);
@@ -232,7 +233,7 @@ impl PostgresOptions {
     }
 
     pub(crate) fn naming_secret(&self) -> Option<&Secret> {
-        self.ring.as_ref().map(KeyRing::naming)
+        self.ring.as_ref().and_then(KeyRing::naming)
     }
 }
 

@@ -146,7 +146,7 @@ impl PostgresStore {
         confirmed.unwrap_or(Err(PostgresConnectError::TimedOut))
     }
 
-    /// Returns the secret that names keys, for the engine.
+    /// Returns the secret that names keys.
     #[must_use]
     pub fn secret(&self) -> Option<&Secret> {
         self.shared.setup.options.naming_secret()
@@ -351,7 +351,8 @@ impl Store for PostgresStore {
     fn capabilities(&self) -> Capabilities<'_> {
         let notify = self.listener.as_ref().map(|_| self as &dyn Notify);
         let schedule = self.tables.schedule.then_some(self as &dyn Schedule);
-        Capabilities { secret: self.secret(), notify, shared: true, schedule }
+        let secrets = self.shared.setup.options.ring.as_ref();
+        Capabilities { secrets, notify, shared: true, schedule }
     }
 }
 

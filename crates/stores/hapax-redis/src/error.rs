@@ -56,7 +56,8 @@ pub enum RedisConnectError {
     /// given. Their names of keys would differ, so that one key could execute twice.
     #[error(
         "expected the secret that names the stored records, found another secret, or one on one \
-         side only: set the secret of the other processes, or none if they have none"
+         side only: set the secret of the other processes, or none if they have none; a ring with `name \
+         none` seals the records of a store that began without a secret"
     )]
     OtherSecret,
 }

@@ -83,7 +83,8 @@
 //! Processes that share records must name keys by the same secret, or all by none: else the same
 //! key has two names, and nothing prevents its second execution. A process with another secret is
 //! rejected ([`RedisConnectError::OtherSecret`]). The secret that seals can be replaced
-//! ([`RedisOptions::key_ring`]); the secret that names cannot. To begin with another, delete
+//! ([`RedisOptions::key_ring`]), also where none names keys ([`KeyRing::unnamed`](hapax_core::KeyRing::unnamed)); the
+//! secret that names cannot. To begin with another, delete
 //! `hapax:secret`, `hapax:identity` and every record.
 //!
 //! A store has an identity (`hapax:identity`), which is lost with its records when the server is

@@ -34,7 +34,7 @@ use crate::url::RedisUrl;
 pub struct RedisOptions {
     pub(crate) url: String,
     pub(crate) prefix: String,
-    ring: Option<KeyRing>,
+    pub(crate) ring: Option<KeyRing>,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) timeout: Duration,
     pub(crate) allow_eviction: bool,
@@ -104,7 +104,8 @@ impl RedisOptions {
         self.key_ring(KeyRing::new(secret))
     }
 
-    /// Names keys and seals records with these secrets. The one that seals can be replaced.
+    /// Names keys and seals records with these secrets. The one that seals can be replaced, and added to a
+    /// store that began without: [`KeyRing::unnamed`].
     #[must_use]
     pub fn key_ring(mut self, ring: KeyRing) -> Self {
         self.ring = Some(ring);
@@ -194,7 +195,7 @@ impl RedisOptions {
     }
 
     pub(crate) fn naming_secret(&self) -> Option<&Secret> {
-        self.ring.as_ref().map(KeyRing::naming)
+        self.ring.as_ref().and_then(KeyRing::naming)
     }
 
     /// Parses the URL, and checks the other options.

@@ -13,7 +13,7 @@ use hapax_core::store::{
     Swapped, Visitor,
 };
 use hapax_core::{
-    Entropy, Inspect, Notify, OnUnknown, OperationId, RecordState, Sealer, Secret, Store,
+    Entropy, Inspect, KeyRing, Notify, OnUnknown, OperationId, RecordState, Sealer, Secret, Store,
     StoreError, Timestamp,
 };
 use redis::Value;
@@ -40,7 +40,7 @@ pub struct RedisStore {
     pub(crate) names: KeyNames,
     watchers: Arc<Watchers>,
     pub(crate) sealer: Sealer,
-    secret: Option<Secret>,
+    ring: Option<KeyRing>,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) limit: RequestLimit,
     swap: Lua,
@@ -118,7 +118,7 @@ impl RedisStore {
         let watchers = Arc::new(Watchers::default());
         let entropy = Arc::clone(&options.entropy);
         let limit = RequestLimit::new(options.queue);
-        let secret = options.naming_secret().cloned();
+        let ring = options.ring.clone();
         let known = ExpectedIdentity::new(options.identity.clone());
         let (make, secret_check) = (options.make, Some(SecretCheck::new(&options, &names)));
         let server = format!("{url}, prefix {}", options.prefix);
@@ -138,7 +138,7 @@ impl RedisStore {
             names,
             watchers,
             sealer,
-            secret,
+            ring,
             entropy,
             limit,
             swap,
@@ -154,10 +154,10 @@ impl RedisStore {
         Ok(store)
     }
 
-    /// Returns the secret that names keys, for the engine.
+    /// Returns the secret that names keys.
     #[must_use]
-    pub const fn secret(&self) -> Option<&Secret> {
-        self.secret.as_ref()
+    pub fn secret(&self) -> Option<&Secret> {
+        self.ring.as_ref().and_then(KeyRing::naming)
     }
 
     /// Returns the counters and the current load.
@@ -337,7 +337,7 @@ impl Store for RedisStore {
 
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
-            secret: self.secret(),
+            secrets: self.ring.as_ref(),
             notify: Some(self),
             shared: true,
             schedule: Some(self),

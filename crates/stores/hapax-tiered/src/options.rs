@@ -38,10 +38,13 @@ impl TieredOptions {
     }
 
     /// Seals the entries like [`secret`](Self::secret), with a ring of secrets that are rotated. An
-    /// entry that no secret of the ring opens is a miss.
+    /// entry that no secret of the ring opens is a miss, and so is each that a ring without a secret that
+    /// seals has written.
     #[must_use]
     pub fn key_ring(mut self, ring: &KeyRing) -> Self {
-        self.sealer = ring.sealer();
+        // A cache may be writable by others, and every entry is sealed: also where the store opens records
+        // from before it had a secret, an entry without a seal is forged.
+        self.sealer = ring.strict_sealer();
         self
     }
 

@@ -155,7 +155,8 @@ impl Idempotency {
             // No lease would be renewed.
             return Err(ClaimError::Shutdown);
         }
-        let described = self.inner.secret.is_some().then(|| request.description()).flatten();
+        let seals = self.inner.store.capabilities().seals();
+        let described = seals.then(|| request.description()).flatten();
         let request = &KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
         let scheme = request.scheme();
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;

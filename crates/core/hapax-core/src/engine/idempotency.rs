@@ -24,8 +24,11 @@ use crate::machine::Resolve;
 use crate::namespace::{Namespace, NamespaceError, NamespacedSchedule};
 use crate::schedule::Schedule;
 use crate::scope::{OperationId, Scope};
-use crate::secret::Secret;
+use crate::secret::{KeyRing, Secret};
 use crate::store::{BoxFuture, Snapshot, Store, StoreError};
+
+/// The purpose of hashes of callers.
+const CALLER: &str = "hapax 1 caller";
 
 /// Limits of waiting and of deferred writes, in one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,11 +88,11 @@ pub(super) struct EngineState {
     pub(super) store: Arc<dyn Store>,
     pub(super) entropy: Arc<dyn Entropy>,
     pub(super) lease_clock: LeaseClock,
-    pub(super) secret: Option<Secret>,
+    pub(super) secrets: Option<KeyRing>,
     pub(super) namespace: Namespace,
     /// The part of the store's schedule that belongs to the namespace.
     pub(super) schedule: Option<NamespacedSchedule>,
-    /// The key of keyed fingerprints; `None` without a secret.
+    /// The key of keyed fingerprints; `None` if no secret names records.
     pub(super) fingerprint_key: Option<[u8; 32]>,
     pub(super) store_timeout: Duration,
     pub(super) limits: EngineLimits,
@@ -164,7 +167,8 @@ impl Idempotency {
     /// store.
     #[must_use]
     pub fn operation_id(&self, scope: &Scope, key: &Key) -> OperationId {
-        OperationId::derive(self.inner.secret.as_ref(), &self.inner.namespace, scope, key)
+        let naming = self.inner.secrets.as_ref().and_then(KeyRing::naming);
+        OperationId::derive(naming, &self.inner.namespace, scope, key)
     }
 
     /// Returns the namespace.
@@ -179,17 +183,29 @@ impl Idempotency {
         self.inner.schedule.as_ref().map(|schedule| schedule as &dyn Schedule)
     }
 
-    /// Returns a short keyed hash of a caller's credential, for operators; `None` without a secret.
+    /// Returns a short keyed hash of a caller's credential, for operators; `None` if the store seals nothing.
+    /// It is keyed by the secret that names records, or without one by that which seals, and then changes with it.
     #[must_use]
     pub fn pseudonym(&self, value: &[u8]) -> Option<String> {
-        self.inner.secret.as_ref().map(|secret| secret.pseudonym("hapax 1 caller", value))
+        self.hashing().next().map(|secret| secret.pseudonym(CALLER, value))
     }
 
-    /// Returns a short keyed hash of a key, for logs; `None` without a secret.
+    /// Returns every hash that [`pseudonym`](Self::pseudonym) may have returned in a process that wrote the
+    /// records of the store: by each secret of the ring, if none names records. Empty if the store seals nothing.
+    #[must_use]
+    pub fn pseudonyms(&self, value: &[u8]) -> Vec<String> {
+        self.hashing().map(|secret| secret.pseudonym(CALLER, value)).collect()
+    }
+
+    /// Returns a short keyed hash of a key, for logs, like [`pseudonym`](Self::pseudonym).
     #[must_use]
     pub fn key_pseudonym(&self, key: &Key) -> Option<String> {
-        let secret = self.inner.secret.as_ref();
+        let secret = self.hashing().next();
         secret.map(|secret| secret.pseudonym("hapax 1 key pseudonym", key.as_str().as_bytes()))
+    }
+
+    fn hashing(&self) -> impl Iterator<Item = &Secret> {
+        self.inner.secrets.iter().flat_map(KeyRing::hashing)
     }
 
     /// Returns the candidate of `key` to call with: the earlier one if it has a record that a retry
@@ -392,7 +408,8 @@ impl IdempotencyBuilder {
             return Err(EngineError::Claims { found: limits.claims });
         }
         let runtime = Handle::try_current().map_err(|_| EngineError::NoRuntime)?;
-        let secret = store.capabilities().secret.cloned();
+        let secrets = store.capabilities().secrets.cloned();
+        let naming = secrets.as_ref().and_then(KeyRing::naming);
         Ok(Idempotency {
             inner: Arc::new(EngineState {
                 schedule: NamespacedSchedule::new(Arc::clone(&store), namespace.clone()),
@@ -400,8 +417,8 @@ impl IdempotencyBuilder {
                 store,
                 entropy,
                 lease_clock: LeaseClock::new(clock),
-                fingerprint_key: secret.as_ref().map(|it| it.subkey("hapax 1 fingerprint key")),
-                secret,
+                fingerprint_key: naming.map(|it| it.subkey("hapax 1 fingerprint key")),
+                secrets,
                 store_timeout,
                 limits,
                 waiters: Arc::new(Waiters::new(limits.waiters_per_key, limits.waiters)),

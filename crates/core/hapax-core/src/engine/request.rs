@@ -16,8 +16,8 @@ pub trait OperationRequest: Send + Sync {
 
     /// Returns a description of the operation for operators, at most
     /// [`MAX_DESCRIPTION`](crate::codec::MAX_DESCRIPTION) bytes; a longer one is not stored. It
-    /// must not contain credentials. The engine calls this, and stores the result, only if it has a
-    /// secret.
+    /// must not contain credentials. The engine calls this, and stores the result, only if the store
+    /// seals it.
     fn description(&self) -> Option<Bytes> {
         None
     }
@@ -28,7 +28,7 @@ pub trait OperationRequest: Send + Sync {
     }
 }
 
-/// A request whose fingerprints are keyed by the engine's secret, if there is one. A record whose scheme
+/// A request whose fingerprints are keyed by the secret that names records, if there is one. A record whose scheme
 /// states that it was written without a secret is compared without it.
 pub(super) struct KeyedRequest<'a> {
     pub(super) request: &'a dyn OperationRequest,

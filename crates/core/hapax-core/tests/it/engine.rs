@@ -21,9 +21,9 @@ use std::time::Duration;
 
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
-    Claim, Clock, EngineLimits, Fingerprint, FingerprintScheme, Idempotency, Key, Lease,
+    Claim, Clock, EngineLimits, Fingerprint, FingerprintScheme, Idempotency, Key, KeyRing, Lease,
     MemoryCapacity, MemoryStore, Notify, OnUnknown, OperationId, OperationRequest, Outcome, Policy,
-    Scope, Secret, Store, StoreError, Timestamp,
+    Scope, Store, StoreError, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -89,7 +89,7 @@ impl World {
 #[derive(Debug)]
 struct WithCapabilities {
     store: Arc<Unreliable>,
-    secret: Option<Secret>,
+    secrets: Option<KeyRing>,
     notify: Option<Arc<dyn Notify>>,
     shared: bool,
 }
@@ -109,7 +109,7 @@ impl Store for WithCapabilities {
 
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
-            secret: self.secret.as_ref(),
+            secrets: self.secrets.as_ref(),
             notify: self.notify.as_deref(),
             shared: self.shared,
             schedule: None,

@@ -1,6 +1,6 @@
 //! The description of a request for operators: its key, method, path and caller.
 //!
-//! 1. It is sealed in the record, and stored only if the engine has a secret.
+//! 1. It is sealed in the record, and stored only if the store seals it.
 //! 2. The value of a scope header is shown if the header's name says that it names a caller, like
 //!    `X-Tenant`. Any other value may be a credential: it is shown as a short keyed hash, which an
 //!    operator finds by entering the value. A claim of a token is no credential, and is shown unless its name says

@@ -59,7 +59,7 @@ pub(super) struct PanicResponse {
 impl PanicResponse {
     fn respond(&self) -> Response<Body> {
         let mut response = self.layer.reject(&self.policy, self.error_format, &handler_failed());
-        let has_secret = self.layer.has_secret();
+        let has_secret = self.layer.names_by_secret();
         add_names(&mut response, self.operation, ResponseSource::Rejection, has_secret);
         response
     }

@@ -183,8 +183,9 @@ impl IdempotencyLayer {
         }
     }
 
-    pub(super) fn has_secret(&self) -> bool {
-        self.engine.store().capabilities().secret.is_some()
+    /// Returns whether a secret names records: otherwise their ids reveal caller and key to guesses.
+    pub(super) fn names_by_secret(&self) -> bool {
+        self.engine.store().capabilities().naming().is_some()
     }
 
     /// Notifies the observer. A panic of it must not cost a lease or a response.

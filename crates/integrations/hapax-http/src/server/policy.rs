@@ -77,7 +77,7 @@ pub struct RouteOptions {
     /// Hook for [`OnUnknown::Reconcile`]; `policy.hook` has its timing.
     pub reconcile: Option<Arc<dyn Reconcile>>,
     /// Name of the hook, with everything that decides whose operations it knows, such as its URL. The description of a
-    /// request has a keyed hash of it ([`RoutePolicy::hook_hash`]), so that no other hook decides about the operation
+    /// request has a keyed hash of it ([`RoutePolicy::hook_hashes`]), so that no other hook decides about the operation
     /// without a retry. Default: none, and requests of the route are not reconciled without a retry.
     pub hook_name: Option<Arc<str>>,
     /// Parts of a request that are compared with a retry.
@@ -220,11 +220,12 @@ impl RoutePolicy {
         &self.options
     }
 
-    /// Returns the hash by which descriptions of requests name the hook; `None` without a name, or if the engine has no
-    /// secret, without which nothing is described.
+    /// Returns the hashes by which descriptions of requests name the hook ([`Idempotency::pseudonyms`]): none without a
+    /// name, or if the store seals nothing, where nothing is described.
     #[must_use]
-    pub fn hook_hash(&self, engine: &Idempotency) -> Option<String> {
-        engine.pseudonym(self.options.hook_name.as_ref()?.as_bytes())
+    pub fn hook_hashes(&self, engine: &Idempotency) -> Vec<String> {
+        let name = self.options.hook_name.as_ref();
+        name.map(|name| engine.pseudonyms(name.as_bytes())).unwrap_or_default()
     }
 }
 

@@ -150,7 +150,7 @@ where
         retain(&mut parts.headers, |name| *name != CONTENT_LENGTH);
     }
     let received = BufferedRequest { parts, body, trailers };
-    let has_secret = layer.has_secret();
+    let has_secret = layer.names_by_secret();
     let is_claimed = may_be_claimed(&claim);
     match settle(&layer, &policy, error_format, claim) {
         ClaimDecision::Respond(mut response) => {

@@ -43,7 +43,7 @@ impl fmt::Debug for UnretriedRequest {
 impl IdempotencyLayer {
     /// Calls the hook of a route about an operation whose outcome is unknown, as
     /// [`Idempotency::reconcile_without_retry`](hapax_core::Idempotency::reconcile_without_retry) does. The caller has to
-    /// know that it is the hook of the operation, by [`RoutePolicy::hook_hash`] and the namespace in its description.
+    /// know that it is the hook of the operation, by [`RoutePolicy::hook_hashes`] and the namespace in its description.
     ///
     /// # Errors
     /// [`ClaimError`]; the outcome stays unknown, or the verdict was stored after all.

@@ -19,9 +19,9 @@ pub struct RequestNamesSlot(Arc<OnceLock<RequestNames>>);
 pub struct RequestNames {
     /// The operation id.
     pub operation: OperationId,
-    /// The keyed hash of the key; `None` without a secret.
+    /// The keyed hash of the key; `None` without a secret that seals.
     pub key_hash: Option<String>,
-    /// The keyed hash of the caller, as of [`caller_hash`]; `None` without a secret.
+    /// The keyed hash of the caller, as of [`caller_hash`]; `None` without a secret that seals.
     pub caller_hash: Option<String>,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn fill(
 }
 
 /// Returns the keyed hash of a caller: that of each value of the scope, in their order and separated by
-/// commas. Records show these hashes of values that may be credentials. `None` without a value or a secret.
+/// commas. Records show these hashes of values that may be credentials. `None` without a value or a secret that seals.
 pub fn caller_hash<'a>(
     engine: &Idempotency,
     values: impl Iterator<Item = &'a [u8]>,

@@ -70,7 +70,7 @@ struct Memory(Arc<MemoryStore>);
 
 impl HttpFixture for Memory {
     fn has_secret(&self) -> bool {
-        self.0.capabilities().secret.is_some()
+        self.0.capabilities().naming().is_some()
     }
 
     fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_> {

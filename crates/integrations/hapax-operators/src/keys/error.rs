@@ -46,8 +46,8 @@ pub enum OperatorError {
     /// The store has no secret: its records contain neither keys nor callers.
     #[error(
         "expected a store with a secret, found one without: its records contain neither keys nor callers and cannot be \
-         searched; find the record by key and caller (`hapax keys show KEY --scope VALUE`) or by its id; a new store gets \
-         a secret by --secret-file"
+         searched; find the record by key and caller (`hapax keys show KEY --scope VALUE`) or by its id; a store \
+         gets a secret by --secret-file, one that began without by a ring with `name none`"
     )]
     NoSecret,
     /// The record was released before.

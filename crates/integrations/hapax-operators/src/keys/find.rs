@@ -75,7 +75,7 @@ impl OperatorRecords {
     /// # Errors
     /// [`OperatorError::NoSecret`], [`OperatorError::Invalid`], [`OperatorError::Store`].
     pub async fn find(&self, query: &FindQuery) -> Result<FoundRecords, OperatorError> {
-        if !self.has_secret() {
+        if !self.opens_descriptions() {
             return Err(OperatorError::NoSecret);
         }
         if Key::new(&query.key).is_err() {

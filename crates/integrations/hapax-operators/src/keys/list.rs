@@ -87,7 +87,7 @@ impl RecordList {
 
 impl OperatorRecords {
     /// Returns the hash by which records name the caller with this value of a scope header, if it may
-    /// be a credential; `None` without a secret, where records name no callers.
+    /// be a credential; `None` if the store seals nothing, so that records name no callers.
     #[must_use]
     pub fn caller_hash(&self, value: &str) -> Option<String> {
         self.engine.pseudonym(value.as_bytes())

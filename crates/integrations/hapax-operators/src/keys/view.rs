@@ -106,7 +106,7 @@ pub struct RecordView {
     pub may_execute_until: Option<String>,
     /// When it expires; `None` for never.
     pub keep_until: Option<String>,
-    /// The operation as it was described at its claim; only where there is a secret.
+    /// The operation as it was described at its claim; only where a secret seals.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub described: Option<OperationDescription>,
     /// The last decision of an operator about it.

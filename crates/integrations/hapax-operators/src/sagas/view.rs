@@ -71,7 +71,7 @@ pub struct SagaSummary {
     pub definition: Option<String>,
     /// Version of its definition.
     pub version: Option<u32>,
-    /// The key under which it was started; only where there is a secret, and `None` before its start is
+    /// The key under which it was started; only where a secret seals, and `None` before its start is
     /// accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,

@@ -12,8 +12,12 @@ use crate::store::{CacheUrl, OpenStore, StoreFinding, StoreUrl};
 
 /// Warns of risks at the start; `open_files` are those of [`ResolvedConfig::open_files`](crate::config::ResolvedConfig).
 pub(super) fn warn(config: &Config, opened: &OpenStore, open_files: &BTreeSet<PathBuf>) {
-    if opened.secret.is_none() {
-        tracing::warn!("there is no secret: anyone who reads the store can guess keys and callers");
+    let secrets = opened.store.capabilities();
+    if secrets.naming().is_none() {
+        let read = if secrets.seals() { "" } else { ", and read responses" };
+        tracing::warn!(
+            "no secret names records: anyone who reads the store can guess keys and callers{read}"
+        );
     }
     if let StoreUrl::Server(url) = &config.store
         && url.is_unencrypted()

@@ -251,7 +251,7 @@ impl UnretriedReconciler {
         // Several routes may have one name and one hook. That of a retry applies, as to the retry; if the path has another
         // one by now, the one that leaves the first request the most time.
         let found = with_unretried
-            .filter(|(_, unretried)| unretried.hook.as_ref() == Some(hook))
+            .filter(|(_, unretried)| unretried.hooks.contains(hook))
             .max_by_key(|(route, unretried)| {
                 (of_path.is_some_and(|it| Arc::ptr_eq(it, route)), unretried.wait)
             });

@@ -16,7 +16,7 @@ use hapax_file::{FileStore, OpenError};
 use hapax_operators::{AdminToken, StoreRegister, StoreUser, is_open_to_others};
 
 use super::url::{CacheUrl, StoreUrl};
-use super::{OpenStore, StoreOpenError, StoreOpener, read_ring, server};
+use super::{OpenStore, StoreOpenError, StoreOpener, server};
 
 /// Result of one check of a store.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
@@ -196,12 +196,27 @@ impl StoreOpener {
                     "secret",
                     "there is none: a reader of the store can read responses and guess keys",
                     "before the store is first used make one (umask 077; openssl rand -hex 32) and \
-                     name it by --secret-file everywhere; one that is added later is rejected",
+                     name it by --secret-file everywhere; later it is rejected, except in a ring with `name none`, \
+                     where it seals responses",
                 )];
             }
         };
-        let mut findings = vec![match read_ring(&path) {
-            Ok(_) => StoreFinding::new(Severity::Fine, "secret", "it is readable", ""),
+        let mut findings = vec![match self.read_ring(&path) {
+            Ok(ring) if ring.naming().is_some() => {
+                StoreFinding::new(Severity::Fine, "secret", "it is readable", "")
+            }
+            Ok(ring) if ring.seals() => StoreFinding::new(
+                Severity::Risk,
+                "secret",
+                "it seals responses and names no records: a reader of the store can guess keys",
+                "only a new store can have a secret that names records",
+            ),
+            Ok(_) => StoreFinding::new(
+                Severity::Risk,
+                "secret",
+                "it opens records and seals none: a reader of the store can read responses and guess keys",
+                "once every process has this ring, make the secret `seal` in place of `open` everywhere",
+            ),
             Err(error) => StoreFinding::new(
                 Severity::Broken,
                 "secret",
@@ -278,7 +293,8 @@ impl StoreOpener {
                 return broken(
                     "secret",
                     found.into(),
-                    "set --secret-file to the secret of the other processes; if they use none, leave it out",
+                    "set --secret-file to the secret of the other processes; if they use none, leave it out, or begin \
+                     to seal with a ring with `name none`",
                 );
             }
             StoreOpenError::Server { source, .. } => source,

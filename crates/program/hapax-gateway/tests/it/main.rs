@@ -33,6 +33,7 @@ mod quarantine;
 mod reconcile;
 mod refused;
 mod routes;
+mod sealed_later;
 mod stripe;
 mod switch;
 mod tls;

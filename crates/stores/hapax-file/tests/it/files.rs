@@ -177,6 +177,43 @@ async fn the_secret_that_seals_is_replaced_and_the_one_that_names_stays() {
 }
 
 #[tokio::test]
+async fn a_database_that_was_created_without_a_secret_can_be_sealed() {
+    let (_directory, path) = temporary();
+    let open = |secret| FileStore::open(FileOptions::new(&path).secret(secret));
+    let store = open(SecretSource::None).unwrap();
+    let claimed = claim(1);
+    expect_stored(&store, &claimed).await;
+    store.close().await;
+    let ring = KeyRing::unnamed(Secret::new([2; 32])).sealing(Secret::new([2; 32]));
+    let store = open(SecretSource::Ring(ring.clone())).unwrap();
+    assert!(load(&store, 1).await.is_some() && store.secret().is_none());
+    expect_stored(&store, &complete(&claimed, 2, b"canary-answer")).await;
+    store.close().await;
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(!bytes.windows(13).any(|part| part == b"canary-answer"));
+    let copy = path.with_extension("copy");
+    hapax_file::backup_closed(&path, &copy).unwrap();
+    let restored = path.with_extension("restored");
+    hapax_file::restore(&copy, &restored, &SecretSource::Ring(ring.clone())).unwrap();
+    let options = FileOptions::new(&restored).secret(SecretSource::Ring(ring));
+    let store = FileStore::open(options).unwrap();
+    assert!(load(&store, 1).await.is_some());
+    store.close().await;
+    let store = open(SecretSource::None).unwrap();
+    assert!(matches!(store.load(&key(1)).await, Err(StoreError::Corrupt(_))));
+}
+
+#[test]
+fn a_file_of_secrets_names_records() {
+    let (directory, path) = temporary();
+    let file = directory.path().join("hapax.db.secret");
+    std::fs::write(&file, KeyRing::unnamed(Secret::new([2; 32])).to_text()).unwrap();
+    let error = open(&path).unwrap_err();
+    assert!(matches!(error, OpenError::Unnamed { .. }) && !path.exists(), "{error}");
+    assert!(error.to_string().contains("found `name none`"), "{error}");
+}
+
+#[tokio::test]
 async fn a_lost_secret_is_never_replaced() {
     let (directory, path) = temporary();
     open(&path).unwrap().close().await;

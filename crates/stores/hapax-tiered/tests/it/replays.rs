@@ -240,7 +240,10 @@ async fn a_forged_entry_is_used_only_without_a_secret() {
     let made_up = relabelled(&*world.authority, &entry).await;
     let secret = Secret::new([1; 32]);
     let sealed = world.process_with(TieredOptions::default().secret(&secret));
-    for (store, believes) in [(&plain, true), (&sealed, false)] {
+    // Also where the authority opens records from before it had a secret.
+    let ring = hapax_core::KeyRing::unnamed(secret.clone()).sealing(secret);
+    let later = world.process_with(TieredOptions::default().key_ring(&ring));
+    for (store, believes) in [(&plain, true), (&sealed, false), (&later, false)] {
         world.cache.plant(&key(1), made_up.clone()).await;
         store.load(&key(9)).await.unwrap();
         let seen = refused(store, &claim(1, 3)).await.stored.unwrap();

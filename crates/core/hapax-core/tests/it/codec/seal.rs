@@ -1,5 +1,7 @@
+use hapax_core::schedule::EntryKey;
 use hapax_core::{
-    Entropy, EntropyError, OperationId, SealError, Sealer, Secret, SystemEntropy, WriteId,
+    Entropy, EntropyError, EntryId, KeyRing, OperationId, SealError, Sealer, Secret, SystemEntropy,
+    WriteId,
 };
 use proptest::prelude::*;
 
@@ -104,4 +106,58 @@ fn without_randomness_nothing_is_sealed() {
         sealers()[0].seal(&KEY, WRITE_ID, &sample(), &Failing).is_ok(),
         "a checksum needs no randomness"
     );
+}
+
+#[test]
+fn a_store_that_began_without_a_secret_opens_records_of_each_step() {
+    let bare = Sealer::checksum();
+    let first = KeyRing::unnamed(secret(1));
+    let second = first.clone().sealing(secret(1));
+    let seal = |by: &Sealer| by.seal(&KEY, WRITE_ID, &sample(), &SystemEntropy).unwrap();
+    let open = |by: &Sealer, sealed: &[u8]| by.open(&KEY, WRITE_ID, sealed);
+    let (opens, seals) = (first.sealer(), second.sealer());
+    assert!(!opens.is_keyed() && seals.is_keyed());
+    let sealed = seal(&seals);
+    for sealer in [&opens, &seals] {
+        assert_eq!(open(sealer, &seal(&bare)), Ok(sample()));
+        assert_eq!(open(sealer, &sealed), Ok(sample()));
+    }
+    assert!(!sealed.windows(11).any(|window| window == b"201 created"));
+    assert!(matches!(open(&bare, &sealed), Err(SealError::UnknownSecret { .. })));
+    // Whoever leaves the seal out is found out, where a secret names records, and in a cache.
+    let named = KeyRing::new(secret(2)).sealing(secret(1));
+    for sealer in [named.sealer(), second.strict_sealer(), first.strict_sealer()] {
+        assert_eq!(open(&sealer, &seal(&bare)), Err(SealError::NotKeyed));
+        assert_eq!(open(&sealer, &sealed), Ok(sample()));
+    }
+}
+
+#[test]
+fn notes_are_sealed_and_opened_as_records_are() {
+    let entry = EntryKey { operation: KEY, id: EntryId::from_bytes([3; 16]) };
+    let first = KeyRing::unnamed(secret(1));
+    let (opens, seals) = (first.sealer(), first.sealing(secret(1)).sealer());
+    let [bare, sealed] = [&Sealer::checksum(), &seals]
+        .map(|sealer| sealer.seal_note(&entry, b"a note", &SystemEntropy).unwrap());
+    for sealer in [&opens, &seals] {
+        for note in [&bare, &sealed] {
+            assert_eq!(sealer.open_note(&entry, note).unwrap(), &b"a note"[..]);
+        }
+    }
+    assert!(!sealed.windows(6).any(|window| window == b"a note"));
+}
+
+#[test]
+fn a_description_is_left_out_by_a_ring_that_opens_only() {
+    let mut record = sample();
+    record.notes.description = Some("key and caller".into());
+    let first = KeyRing::unnamed(secret(1));
+    for (ring, is_kept) in [(first.clone(), false), (first.sealing(secret(1)), true)] {
+        let sealer = ring.sealer();
+        let sealed = sealer.seal(&KEY, WRITE_ID, &record, &SystemEntropy).unwrap();
+        assert!(!sealed.windows(3).any(|window| window == b"key"));
+        let opened = sealer.open(&KEY, WRITE_ID, &sealed).unwrap();
+        assert_eq!(opened.notes.description.is_some(), is_kept);
+        assert_eq!(opened.state, record.state);
+    }
 }

@@ -2,7 +2,7 @@
 
 use hapax_core::store::{Draft, Stamp, Swap};
 use hapax_core::{
-    Claim, ClaimError, Fingerprint, FingerprintScheme, Idempotency, LeaseId, OperationId,
+    Claim, ClaimError, Fingerprint, FingerprintScheme, Idempotency, KeyRing, LeaseId, OperationId,
     OperationRequest, Outcome, Record, RecordState, Scope, Secret, Store, SystemEntropy, WriteId,
 };
 
@@ -18,7 +18,7 @@ fn process(world: &World) -> Idempotency {
 fn with_secret(world: &World, secret: Secret) -> Idempotency {
     let store = WithCapabilities {
         store: world.store.clone(),
-        secret: Some(secret),
+        secrets: Some(KeyRing::new(secret)),
         notify: None,
         shared: false,
     };

@@ -59,7 +59,7 @@ async fn an_engine_over_a_store_that_processes_share_needs_a_namespace() {
     let world = World::new();
     let shared = super::WithCapabilities {
         store: world.store.clone(),
-        secret: None,
+        secrets: None,
         notify: None,
         shared: true,
     };

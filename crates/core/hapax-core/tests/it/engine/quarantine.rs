@@ -32,7 +32,7 @@ impl Store for Down {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: None, notify: None, shared: false, schedule: None }
+        Capabilities { secrets: None, notify: None, shared: false, schedule: None }
     }
 }
 

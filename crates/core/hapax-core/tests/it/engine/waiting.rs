@@ -160,7 +160,7 @@ async fn waiters_load_at_once_when_the_store_notifies_of_a_write() {
     let notify_test = Arc::new(TestNotify::default());
     let notify = Some(Arc::clone(&notify_test) as _);
     let store =
-        WithCapabilities { store: Arc::clone(&world.store), secret: None, notify, shared: false };
+        WithCapabilities { store: Arc::clone(&world.store), secrets: None, notify, shared: false };
     let process = Idempotency::builder(store).build().unwrap();
     let duplicates = duplicates(&process, 10, waiting(Duration::from_secs(5)));
     settle().await;

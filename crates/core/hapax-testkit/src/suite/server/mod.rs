@@ -152,4 +152,5 @@ server_rules! {
     histories_detect_a_store_that_reports_ambiguous_swaps_as_unavailable
     a_retry_is_replayed_after_the_secret_was_replaced
     secrets_change_without_losing_records
+    a_store_that_began_without_a_secret_is_sealed_in_steps
 }

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hapax_core::{Idempotency, Key, Outcome, Policy, Scope, Secret, Store, StoreError};
-use hapax_postgres::PostgresStore;
+use hapax_core::{Idempotency, Key, KeyRing, Outcome, Policy, Scope, Secret, Store, StoreError};
+use hapax_postgres::{PostgresConnectError, PostgresOptions, PostgresStore};
 use hapax_testkit::servers::PostgresServer;
 
 use super::support::{SameRequest, at, claim, complete, expect_stored, key};
@@ -53,13 +53,15 @@ fn collect(folder: &Path, files: &mut Vec<Vec<u8>>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
-    for secret in [None, Some(Secret::new([9; 32]))] {
+    let secret = Secret::new([9; 32]);
+    let later = KeyRing::unnamed(secret.clone()).sealing(secret.clone());
+    for ring in [None, Some(KeyRing::new(secret)), Some(later)] {
         let mut server = PostgresServer::start().await;
-        let options = secret.iter().fold(at(&server), |all, one| all.secret(one.clone()));
+        let options = ring.iter().fold(at(&server), |all, ring| all.key_ring(ring.clone()));
         let store = Arc::new(PostgresStore::connect(options).await.unwrap());
         live(&Idempotency::builder(store).namespace("").build().unwrap()).await;
         let found = found(&mut server).await;
-        match secret {
+        match ring {
             // Shows that the search finds what is there. Key and credential never are.
             None => assert_eq!(found, [CANARIES[2], CANARIES[3]]),
             Some(_) => assert!(found.is_empty(), "{found:?}"),
@@ -107,4 +109,28 @@ async fn a_record_that_was_moved_or_changed_is_never_replayed() {
     let page = hapax_core::Inspect::page(&store, None, std::num::NonZeroU32::MAX).await.unwrap();
     let damaged = page.records.iter().filter(|(_, stored)| stored.is_err()).count();
     assert_eq!((damaged, page.records.len()), (3, 6));
+}
+
+#[tokio::test]
+async fn a_ring_without_a_name_is_for_a_store_that_began_without_a_secret() {
+    let server = PostgresServer::start().await;
+    let connect = async |options: PostgresOptions| PostgresStore::connect(options).await.map(drop);
+    let secret = Secret::new([1; 32]);
+    let first = KeyRing::unnamed(secret.clone());
+    let second = first.clone().sealing(secret.clone());
+    connect(at(&server)).await.unwrap();
+    for ring in [&first, &second] {
+        connect(at(&server).key_ring(ring.clone())).await.unwrap();
+    }
+    connect(at(&server)).await.unwrap();
+    let refused = connect(at(&server).secret(secret.clone())).await.unwrap_err();
+    assert!(matches!(refused, PostgresConnectError::OtherSecret), "{refused}");
+    assert!(refused.to_string().contains("`name none`"), "{refused}");
+    server.create_database("named").await;
+    let named = || server.url("named").parse::<PostgresOptions>().unwrap();
+    connect(named().secret(secret)).await.unwrap();
+    for ring in [first, second] {
+        let refused = connect(named().key_ring(ring)).await.unwrap_err();
+        assert!(matches!(refused, PostgresConnectError::OtherSecret), "{refused}");
+    }
 }

@@ -54,16 +54,18 @@ fn collect(folder: &Path, bytes: &mut Vec<u8>, files: &mut u32) {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
     let options = RedisServerOptions::new().set("rdbcompression", "no");
-    for secret in [None, Some(Secret::new([9; 32]))] {
+    let secret = Secret::new([9; 32]);
+    let later = KeyRing::unnamed(secret.clone()).sealing(secret.clone());
+    for ring in [None, Some(KeyRing::new(secret)), Some(later)] {
         let mut server = RedisServer::start_with(options.clone()).await;
         let mut store = at(server.port());
-        if let Some(secret) = &secret {
-            store = store.secret(secret.clone());
+        if let Some(ring) = &ring {
+            store = store.key_ring(ring.clone());
         }
         let store = std::sync::Arc::new(RedisStore::connect(store).await.unwrap());
         live(&Idempotency::builder(store).namespace("").build().unwrap()).await;
         let found = found(&mut server).await;
-        match secret {
+        match ring {
             // Shows that the search finds what is there. Key and credential never are.
             None => assert_eq!(found, [CANARIES[2], CANARIES[3]]),
             Some(_) => assert!(found.is_empty(), "{found:?}"),
@@ -157,4 +159,27 @@ async fn emptied_and_taken(disconnect: bool) {
     server.command("FLUSHALL").await;
     let back = async { while store.swap(claim(3)).await.is_err() {} };
     timeout(SOON, back).await.expect("it is free again");
+}
+
+#[tokio::test]
+async fn a_ring_without_a_name_is_for_a_store_that_began_without_a_secret() {
+    let server = RedisServer::start().await;
+    let connect = async |options: RedisOptions| RedisStore::connect(options).await.map(drop);
+    let secret = Secret::new([1; 32]);
+    let first = KeyRing::unnamed(secret.clone());
+    let second = first.clone().sealing(secret.clone());
+    connect(at(server.port())).await.unwrap();
+    for ring in [&first, &second] {
+        connect(at(server.port()).key_ring(ring.clone())).await.unwrap();
+    }
+    connect(at(server.port())).await.unwrap();
+    let refused = connect(at(server.port()).secret(secret.clone())).await.unwrap_err();
+    assert!(matches!(refused, RedisConnectError::OtherSecret), "{refused}");
+    assert!(refused.to_string().contains("`name none`"), "{refused}");
+    let named = || at(server.port()).prefix("named:");
+    connect(named().secret(secret)).await.unwrap();
+    for ring in [first, second] {
+        let refused = connect(named().key_ring(ring)).await.unwrap_err();
+        assert!(matches!(refused, RedisConnectError::OtherSecret), "{refused}");
+    }
 }
