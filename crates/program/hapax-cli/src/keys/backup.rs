@@ -142,7 +142,9 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
              with --secret-file",
             secret.display()
         )),
-        error @ OpenError::SecretUnreadable { .. } => CliError::usage(error),
+        error @ (OpenError::SecretUnreadable { .. } | OpenError::Unnamed { .. }) => {
+            CliError::usage(error)
+        }
         error => misnamed_or_unavailable(&error),
     })?;
     let (to, secret) = (to.display(), secret.display());
