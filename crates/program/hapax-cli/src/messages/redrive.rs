@@ -547,9 +547,6 @@ fn not_moved(error: ConnectCause, name: &str) -> CliError {
     if !rejected.is_some_and(|rejected| rejected.is(UNIQUE_VIOLATION)) {
         return unavailable(error);
     }
-    CliError::no(format!(
-        "{name}: {}: set the sequence hapax_outbox_ids above all ids, and redrive the dead letter once that message is \
-         published",
-        with_causes(&*error)
-    ))
+    // Its hint states what to do.
+    CliError::no(format!("{name}: {}", with_causes(&*error)))
 }

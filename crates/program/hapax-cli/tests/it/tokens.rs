@@ -74,7 +74,8 @@ fn a_call_with_an_expired_token_executes_nothing_and_continues_with_a_new_one() 
     let url = format!("http://{}/pay", gateway.address);
     let journal = folder.path().join("calls.db");
     let words = ["call", "--name", "invoice-17", "--server", "hapax", "POST", &url, "--journal"];
-    let words = [&words[..], &[journal.to_str().unwrap(), "--header-env", "authorization=TOKEN"]];
+    let words =
+        [&words[..], &[journal.to_str().unwrap(), "--header-env", "authorization=TOKEN"]].concat();
     let call = |claims: &serde_json::Value| {
         let mut call = hapax(&words);
         call.env("TOKEN", format!("Bearer {}", issuer.token(claims)));

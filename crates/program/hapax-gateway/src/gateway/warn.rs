@@ -42,9 +42,9 @@ pub(super) fn warn(config: &Config, opened: &OpenStore, open_files: &BTreeSet<Pa
 /// that the store has no secret.
 pub(super) fn warn_without_secret(config: &Config, engine: &Idempotency) {
     let is_set = |policy: &PolicyConfig| policy.reconcile_authorization.is_some();
-    if engine.store().capabilities().secret.is_none() && config.policies().any(is_set) {
+    if !engine.store().capabilities().seals() && config.policies().any(is_set) {
         tracing::warn!(
-            "reconcile_authorization has no effect: the store has no secret, so that no record describes its operation, and a \
+            "reconcile_authorization has no effect: the store has no secret that seals, so that no record describes its operation, and a \
              retry or an operator decides"
         );
     }

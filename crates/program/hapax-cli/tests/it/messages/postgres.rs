@@ -277,7 +277,7 @@ async fn a_dead_letter_of_the_outbox_whose_position_another_message_has_fails_al
     let output = blocking(|| run(&[&redrive[..], &["--database", &world.url]].concat()));
     let [said, error] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
     let expected = "expected no other message at the position of the dead letter";
-    assert!(error.contains(expected) && error.contains("set the sequence"), "{error}");
+    assert!(error.contains(expected) && error.contains("Set the sequence"), "{error}");
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(said.contains(" not redriven: ") && said.contains("1 moved back"), "{said}");
     assert_eq!(world.sql("SELECT message_id FROM hapax_dead_letters").await, "m-1");
