@@ -33,7 +33,7 @@ enum Change {
     Any,
     Added,
     Removed,
-    /// Of an id that was none.
+    /// The message had an id that was none.
     OfInvalidId,
 }
 

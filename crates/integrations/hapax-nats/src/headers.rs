@@ -9,7 +9,7 @@ use async_nats::{HeaderName, HeaderValue, StatusCode};
 use bytes::Bytes;
 
 /// [Native form](hapax_messages::Delivery::native) of each message: its headers are those that it had, so that a redrive
-/// neither adds an order key nor refuses a value that a message of a relay cannot have.
+/// neither adds an order key nor rejects a value that a message of a relay cannot have.
 pub(crate) const NATIVE: &[u8] = b"nats/1\n";
 
 /// Header with a line of the headers that the client cannot read, percent-encoded.

@@ -1,4 +1,4 @@
-//! What the server has of a consumer's unacknowledged messages, as it was last read.
+//! State of a consumer's unacknowledged messages at the server, as it was last read.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

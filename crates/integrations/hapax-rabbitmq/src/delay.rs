@@ -39,6 +39,10 @@ const LONGEST_S: u64 = 1 << 20;
 /// about a second after the last change.
 pub(crate) const SETTLES_FOR: Duration = Duration::from_secs(3);
 
+/// Bytes that the server adds to the headers of a message that expires: `x-death` and its like, with names of queues and
+/// exchanges of up to 255 bytes each.
+const OF_EXPIRY: usize = 4096;
+
 /// Delay queues that this process has declared, and when it did so first, since its connection to the server was opened: a
 /// server that was killed may not have those that were declared before.
 #[derive(Debug, Default)]
@@ -117,7 +121,9 @@ pub(crate) async fn publish(
     answered(declare).await?;
     sleep_until(queues.declared(rounded)).await;
     let properties = wrapped::to_publish(&properties.encode());
-    let published = publisher.publish(&"".into(), &routing_key, properties, &message.payload).await;
+    let payload = &message.payload;
+    let published =
+        publisher.publish(&"".into(), &routing_key, properties, payload, OF_EXPIRY).await;
     let published = published.map_err(SourceError::new)?;
     pooled.put_back();
     match published {

@@ -26,7 +26,8 @@ pub(crate) struct RabbitDelivery {
     /// `None` only while it is dropped.
     delivery: Option<LapinDelivery>,
     message: Message,
-    properties: NativeProperties,
+    /// As they were received.
+    encoded: Bytes,
     received_at: Instant,
     is_redelivery: bool,
     was_delayed: bool,
@@ -48,13 +49,13 @@ impl RabbitDelivery {
         received: ReceivedMessage,
         is_redelivery: bool,
     ) -> Self {
-        let ReceivedMessage { delivery, properties, message, received_at, was_delayed } = received;
+        let ReceivedMessage { delivery, encoded, message, received_at, was_delayed } = received;
         Self {
             source: Arc::downgrade(source),
             channel_number,
             delivery: Some(delivery),
             message,
-            properties,
+            encoded,
             received_at,
             is_redelivery,
             was_delayed,
@@ -81,7 +82,8 @@ impl RabbitDelivery {
     fn native_properties(&self, delivery: &LapinDelivery) -> NativeProperties {
         let delivered = delivery.routing_key.as_str();
         let routing_key = properties::original_routing_key(delivered, &delivery.properties);
-        properties::delayed(self.properties.clone(), &routing_key)
+        let properties = NativeProperties::parse(self.encoded.clone()).unwrap_or_default();
+        properties::delayed(properties, &routing_key)
     }
 
     async fn send_acknowledgement(&self) -> Result<(), SourceError> {
@@ -153,9 +155,9 @@ impl Drop for RabbitDelivery {
         // Without the source the connection ends, and the server delivers the message again.
         let Some(source) = self.source.upgrade() else { return };
         let message = mem::take(&mut self.message);
-        let properties = mem::take(&mut self.properties);
+        let encoded = mem::take(&mut self.encoded);
         let (received_at, was_delayed) = (self.received_at, self.was_delayed);
-        let dropped = ReceivedMessage { delivery, properties, message, received_at, was_delayed };
+        let dropped = ReceivedMessage { delivery, encoded, message, received_at, was_delayed };
         source.keep_dropped(self.channel_number, dropped);
     }
 }

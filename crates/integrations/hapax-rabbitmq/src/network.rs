@@ -145,8 +145,8 @@ impl AsyncRead for RepairedStream {
     }
 }
 
-/// What the library counts as written is written to the server's socket, apart from the begin of a content header whose
-/// rest the library writes next. Bytes whose write is pending are the first ones of the next call: the library has a queue
+/// Writes to the server. Bytes that the library counts as written are in the server's socket, apart from the begin of a
+/// content header whose rest the library writes next. Bytes whose write is pending are the first ones of the next call: the library has a queue
 /// of them, from which it removes those that are counted.
 impl AsyncWrite for RepairedStream {
     fn poll_write(

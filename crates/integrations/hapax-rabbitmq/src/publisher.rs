@@ -163,20 +163,22 @@ impl Publisher {
     }
 
     /// Publishes a message, and waits for its confirmation. After an error the channel may have a message
-    /// in progress: drop it.
+    /// in progress: drop it. The frame of its properties has `reserve` bytes left for headers that the server adds: of
+    /// properties that do not fit into a frame, the consumer would get no header.
     pub(crate) async fn publish(
         &self,
         exchange: &ShortString,
         routing_key: &ShortString,
         properties: BasicProperties,
         payload: &[u8],
+        reserve: usize,
     ) -> Result<Published, PublishError> {
         let found = frames::content_header_bytes(&properties);
-        if found > self.frame_max {
+        let expected = self.frame_max.saturating_sub(reserve);
+        if found > expected {
             return Err(PublishError::rejected(format!(
-                "expected headers of at most {} bytes with those of their frame, found {found}: make them \
-                 smaller, or raise `frame_max` of server and URL",
-                self.frame_max
+                "expected headers of at most {expected} bytes with those of their frame, found {found}: make them \
+                 smaller, or raise `frame_max` of server and URL"
             )));
         }
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };

@@ -26,6 +26,9 @@ const DEFAULT_UNROUTABLE_FOR: Duration = Duration::from_secs(30);
 /// Most destinations without a queue that are remembered. A further one replaces the oldest.
 const MAX_UNROUTABLE: usize = 1024;
 
+/// Bytes that a queue adds to the headers of a message that it delivers: `x-delivery-count` and `x-acquired-count`.
+const OF_DELIVERY: usize = 128;
+
 /// Builder of a [`RabbitSink`].
 #[derive(Clone, Debug)]
 #[must_use]
@@ -173,8 +176,9 @@ impl SinkState {
         let pooled = self.publishers.acquire().await?;
         let publisher = &pooled.publisher;
         // A future that is dropped, and any error, drops the channel with the publication.
-        let published =
-            publisher.publish(&self.exchange, &routing_key, properties, &message.payload).await?;
+        let published = publisher
+            .publish(&self.exchange, &routing_key, properties, &message.payload, OF_DELIVERY)
+            .await?;
         pooled.put_back();
         match published {
             Published::Confirmed => {

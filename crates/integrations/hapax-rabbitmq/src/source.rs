@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, MessageSource, SourceError, SourceLimits};
@@ -215,7 +216,8 @@ pub(crate) struct Shared {
 /// A message that was received, and may be dropped.
 pub(crate) struct ReceivedMessage {
     pub(crate) delivery: LapinDelivery,
-    pub(crate) properties: NativeProperties,
+    /// Its properties as they were received.
+    pub(crate) encoded: Bytes,
     pub(crate) message: Message,
     pub(crate) received_at: Instant,
     /// Whether it comes from a delay queue.
@@ -350,8 +352,9 @@ impl Shared {
         mut delivery: LapinDelivery,
     ) -> Arc<dyn Delivery> {
         let payload = std::mem::take(&mut delivery.data);
-        let native;
-        (native, delivery.properties) = wrapped::received(std::mem::take(&mut delivery.properties));
+        let encoded;
+        (encoded, delivery.properties) =
+            wrapped::received(std::mem::take(&mut delivery.properties));
         let mut message = properties::incoming(
             &self.settings.queue,
             delivery.routing_key.as_str(),
@@ -377,8 +380,7 @@ impl Shared {
         let was_delayed = properties::was_delayed(&delivery.properties, &delay_queues);
         let is_redelivery = delivery.redelivered || was_delayed;
         let received_at = Instant::now();
-        let received =
-            ReceivedMessage { delivery, properties: native, message, received_at, was_delayed };
+        let received = ReceivedMessage { delivery, encoded, message, received_at, was_delayed };
         Arc::new(RabbitDelivery::new(self, current.channel_number, received, is_redelivery))
     }
 

@@ -55,17 +55,20 @@ pub(crate) fn to_publish(encoded: &[u8]) -> BasicProperties {
     BasicProperties::default().with_headers(table)
 }
 
-/// Returns properties that the library has received: as the producer's client encoded them, and as far as they can be read.
-pub(crate) fn received(properties: BasicProperties) -> (NativeProperties, BasicProperties) {
+/// Returns properties that the library has received: as the producer's client encoded them, which
+/// [`NativeProperties::parse`] accepts, and as far as they can be read. Not parsed, they take up no more memory than in
+/// their frame.
+pub(crate) fn received(properties: BasicProperties) -> (Bytes, BasicProperties) {
     let encoded = Bytes::from(encode(&properties));
     let (encoded, properties) = match unwrap(&encoded) {
         Some(producers) => (encoded.slice_ref(producers), read(producers)),
         // Wrapped, they did not fit into a frame.
         None => (encoded, properties),
     };
-    let native = NativeProperties::parse(encoded);
-    let native = native.or_else(|| NativeProperties::parse(encode(&properties).into()));
-    (native.unwrap_or_default(), properties)
+    match NativeProperties::parse(encoded.clone()) {
+        Some(_) => (encoded, properties),
+        None => (encode(&properties).into(), properties),
+    }
 }
 
 /// Returns encoded properties, as far as they can be read.

@@ -69,7 +69,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
         let source = plan.open(&broker.0).await?;
         serve(&args, source, service, &engine, &dead_letters, &mut shutdown).await
     };
-    let served = while_registered(&engine, &what, false, vec![naming], serving).await;
+    let served = Box::pin(while_registered(&engine, &what, false, vec![naming], serving)).await;
     close(engine, opened, limits).await;
     let (stats, failure) = served?;
     tracing::info!(handled = stats.handled, parked = stats.parked, "ended");

@@ -302,6 +302,7 @@ impl RabbitMqServer {
             command.env(name, value);
         }
         for (name, value) in [
+            ("ERL_CRASH_DUMP", file("erl_crash.dump")),
             // Of the cookie.
             ("HOME", self.folder.path().to_owned()),
             ("RABBITMQ_CONFIG_FILE", file("rabbitmq.conf")),

@@ -6,6 +6,23 @@ use super::partition::{Partition, Record};
 use super::state::{PartitionKey, Shared};
 
 impl Shared {
+    /// Puts back a record whose delivery was dropped, and blocks its order key. It is delivered again unless its
+    /// assignment has ended.
+    pub(super) fn restore(
+        &self,
+        key: &PartitionKey,
+        assignment_number: u64,
+        offset: i64,
+        record: Box<Record>,
+        is_ordered: bool,
+    ) {
+        if let Some(partition) = self.lock().owned(key, assignment_number) {
+            partition.restore(offset, record, is_ordered);
+        }
+        self.ended.notify_all();
+        self.notify_waiting();
+    }
+
     /// Takes back a record until its pause ends, and blocks its order key. Returns false if its assignment has ended.
     pub(super) fn delay(
         &self,

@@ -249,23 +249,6 @@ impl Shared {
         true
     }
 
-    /// Puts back a record whose delivery was dropped, and blocks its order key. It is delivered again unless its
-    /// assignment has ended.
-    pub(super) fn restore(
-        &self,
-        key: &PartitionKey,
-        assignment_number: u64,
-        offset: i64,
-        record: Box<Record>,
-        is_ordered: bool,
-    ) {
-        if let Some(partition) = self.lock().owned(key, assignment_number) {
-            partition.restore(offset, record, is_ordered);
-        }
-        self.ended.notify_all();
-        self.notify_waiting();
-    }
-
     /// Returns whether a handler may begin with a delivery: it is of the current assignment, and its
     /// partition is not being revoked.
     pub(super) fn may_begin(&self, key: &PartitionKey, assignment_number: u64) -> bool {

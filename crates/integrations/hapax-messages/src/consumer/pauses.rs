@@ -1,4 +1,4 @@
-//! What a message waits for: its turn, handlers, and its next attempt.
+//! Waits of a message: for its turn, for handlers, and for its next attempt.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -33,7 +33,7 @@ fn nested(depth: u32, kind: u8) -> Vec<u8> {
     [short_string(b"h"), value].concat()
 }
 
-/// Repairs bytes that arrive in parts of every size up to 9, which gives the same each time, and restores them likewise.
+/// Repairs bytes that arrive in parts of every size up to 9, which gives the same each time, and restores them in such parts.
 fn restored(bytes: &[u8]) -> Vec<u8> {
     let (mut whole, mut restored) = (Vec::new(), Vec::new());
     FrameRepair::new(None).repair(bytes, &mut whole).unwrap();

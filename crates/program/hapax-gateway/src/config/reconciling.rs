@@ -17,15 +17,6 @@ impl Config {
     /// Rejects settings of reconciliation without a retry that cannot have an effect.
     pub(super) fn check_reconciling(&self) -> Result<(), ConfigError> {
         let is_off = self.reconcile_every.is_zero();
-        // The default cannot be told from the same value in a file.
-        if is_off && self.reconcile_limit != Self::RECONCILE_LIMIT {
-            return Err(ConfigError::NoEffect {
-                field: "reconcile_limit",
-                relation: "contradicts",
-                other: "reconcile_every",
-                why: " 0s, with which nothing is reconciled in an interval: leave out one of them",
-            });
-        }
         if !self.policies().any(|policy| policy.reconcile_authorization.is_some()) {
             return Ok(());
         }

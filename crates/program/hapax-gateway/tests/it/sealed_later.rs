@@ -128,7 +128,7 @@ mod redis {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_store_that_began_without_a_secret_is_sealed_in_steps() {
         let server = RedisServer::start().await;
-        super::sealed_in_steps(&server.url()).await;
+        Box::pin(super::sealed_in_steps(&server.url())).await;
     }
 }
 
@@ -139,6 +139,6 @@ mod postgres {
     async fn a_store_that_began_without_a_secret_is_sealed_in_steps() {
         let server = PostgresServer::start().await;
         server.create_database("later").await;
-        super::sealed_in_steps(&server.url("later")).await;
+        Box::pin(super::sealed_in_steps(&server.url("later"))).await;
     }
 }

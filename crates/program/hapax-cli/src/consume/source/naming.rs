@@ -1,4 +1,4 @@
-//! What the register of the store has of a consumer: its source, and the rules by which its messages are named and ordered.
+//! Entry of a consumer in the register of the store: its source, and the rules by which its messages are named and ordered.
 
 use std::collections::BTreeMap;
 

@@ -38,7 +38,7 @@ pub(super) struct Results {
 pub(super) enum NotRedriven {
     /// An older one with its order key is in front of it.
     Behind,
-    /// It exists no longer: its message was handled, or an operator dropped it.
+    /// A dead letter that exists no longer: its message was handled, or an operator dropped it.
     Gone,
     /// Its message has failed, or cannot be redriven. Others may be.
     Failed(CliError),
