@@ -165,9 +165,7 @@ async fn open(store: StoreUrl, args: &ConsumeArgs) -> Result<OpenStore, CliError
     secrets::warn_of_store(&opener);
     let opened = opener.open().await.map_err(|error| match error {
         // They name their flag. A file may be there at the next start.
-        StoreOpenError::Secret { ref path, .. }
-            if opener.secret_file.as_ref() == Some(path) && !path.exists() =>
-        {
+        error if secrets::is_not_there(&error, opener.secret_file.as_deref()) => {
             CliError::unavailable(error)
         }
         StoreOpenError::Secret { .. } => CliError::usage(error),

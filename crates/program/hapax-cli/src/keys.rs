@@ -267,7 +267,9 @@ impl OpenedStore {
                 )))
             }
             Err(error @ (StoreOpenError::Secret { .. } | StoreOpenError::Url { .. })) => {
-                Err(CliError::usage(error))
+                let may_end = secrets::is_not_there(&error, location.secret_file.as_deref());
+                let failure = CliError::usage(error);
+                Err(if may_end { failure.may_end() } else { failure })
             }
             Err(error) => Err(CliError::unavailable(error)),
         }
@@ -302,7 +304,40 @@ impl Records {
         }
     }
 
-    async fn list(&self, list: ListQuery) -> Result<RecordList, CliError> {
+    /// Returns the first records of a list. A call reads a part of the store, in which few records or none may match,
+    /// so that it is repeated until the list has its limit or the store ends: each begins after the id at which the
+    /// last one ended. It only reads: it can be interrupted at any time.
+    async fn list(&self, mut list: ListQuery) -> Result<RecordList, CliError> {
+        let mut listed = self.page(list.clone()).await?;
+        let mut missing = list.limit.unwrap_or_default();
+        let mut got = listed.keys.len() + listed.damaged.len();
+        // It is drawn on a terminal only.
+        let bar = ProgressBar::new_spinner();
+        while let Some(next) = listed.next.take() {
+            missing = missing.saturating_sub(u32::try_from(got).unwrap_or(u32::MAX));
+            if missing == 0 {
+                listed.next = Some(next);
+                break;
+            }
+            // Ids are hashes: their first digits tell how much of the store was read.
+            let read = next.get(..2).and_then(|digits| u32::from_str_radix(digits, 16).ok());
+            let percent = read.unwrap_or_default() * 100 / 256;
+            bar.set_message(format!("{percent} % searched, {} found", listed.keys.len()));
+            bar.tick();
+            list.after = Some(id(&next)?);
+            list.limit = Some(missing);
+            let page = self.page(list.clone()).await.inspect_err(|_| bar.finish_and_clear())?;
+            got = page.keys.len() + page.damaged.len();
+            listed.keys.extend(page.keys);
+            listed.damaged.extend(page.damaged);
+            listed.next = page.next;
+        }
+        bar.finish_and_clear();
+        Ok(listed)
+    }
+
+    /// Returns a part of a list.
+    async fn page(&self, list: ListQuery) -> Result<RecordList, CliError> {
         match self {
             Self::Local(keys) if list.state == Some(StateView::Unknown) && list.after.is_none() => {
                 keys.unknown(&list).await.map_err(|error| failure(&error))

@@ -98,8 +98,10 @@ fn redrive_destination(origin: &str) -> Cow<'_, str> {
 /// Returns the connection to the database of the flags.
 pub(crate) fn connection(url: &HiddenUrl, flag: &str) -> Result<SharedConnection, CliError> {
     let options: PostgresOptions = url.0.parse().map_err(|error| match error {
-        // The file of a certificate may come later.
-        PostgresConnectError::CertificateFile { .. } => of(flag)(error).may_end(),
+        // The files of certificates may come later, one after the other.
+        PostgresConnectError::CertificateFile { .. } | PostgresConnectError::Certificates(_) => {
+            of(flag)(error).may_end()
+        }
         _ => of(flag)(error),
     })?;
     let options = options.timeout(crate::keys::TIMEOUT);

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::Command;
-use hapax_gateway::{ServerUrl, StoreOpener};
+use hapax_gateway::{ServerUrl, StoreOpenError, StoreOpener};
 use hapax_operators::{is_key_open_to_others, is_open_to_others};
 
 use crate::exit::CliError;
@@ -66,6 +66,11 @@ fn variable(command: &Command, words: &[OsString], flag: &str) -> Option<String>
     let name = flag.strip_prefix("--")?;
     let argument = command.get_arguments().find(|it| it.get_long() == Some(name))?;
     Some(argument.get_env()?.to_str()?.to_owned())
+}
+
+/// Returns whether a store did not open since the file `named` for its secret is not there: it may come later.
+pub(crate) fn is_not_there(error: &StoreOpenError, named: Option<&Path>) -> bool {
+    matches!(error, StoreOpenError::Secret { path, .. } if named == Some(path) && !path.exists())
 }
 
 /// Warns if other users can read the secret of a store, or the private key for its server.

@@ -31,7 +31,7 @@ pub(crate) async fn sink(
         let text = tokio::fs::read_to_string(file).await;
         let text =
             text.map_err(|error| {
-                CliError::usage(format!(
+                CliError::unavailable(format!(
                     "{SECRET_FILE}: expected a file that can be read, found an error for {path}: {error}"
                 ))
             })?;
@@ -62,6 +62,8 @@ pub(crate) async fn sink(
             WebhookSinkError::Timeout => timeout,
             _ => "--to",
         };
-        CliError::usage(format!("{flag}: {error}"))
+        let failure = CliError::usage(format!("{flag}: {error}"));
+        // Another program may be replacing the file of the roots.
+        if matches!(error, WebhookSinkError::Roots(_)) { failure.may_end() } else { failure }
     })
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -294,7 +294,7 @@ impl TlsSource for ListenTls {
         };
         let mut config = builder
             .with_single_cert(chain(&self.certificate, own)?, private_key(&self.key, key)?)
-            .map_err(|error| useless(&self.certificate, &error))?;
+            .map_err(|error| no_pair(&self.certificate, &self.key, &error))?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }
@@ -329,7 +329,7 @@ impl TlsSource for UpstreamTls {
         match (&self.client, read.next(), read.next()) {
             (Some((own, key)), Some(own_pem), Some(key_pem)) => builder
                 .with_client_auth_cert(chain(own, own_pem)?, private_key(key, key_pem)?)
-                .map_err(|error| useless(own, &error)),
+                .map_err(|error| no_pair(own, key, &error)),
             _ => Ok(builder.with_no_client_auth()),
         }
     }
@@ -342,12 +342,13 @@ fn provider() -> Arc<CryptoProvider> {
 
 fn chain(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let chain = chain.map_err(|error| useless(path, &error))?;
+    let chain = chain.map_err(|error| useless(path, &no_pem("certificates", &error)))?;
     if chain.is_empty() { Err(useless(path, &"there is no certificate in it")) } else { Ok(chain) }
 }
 
 fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_slice(pem).map_err(|error| useless(path, &error))
+    PrivateKeyDer::from_pem_slice(pem)
+        .map_err(|error| useless(path, &no_pem("a private key", &error)))
 }
 
 fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, TlsError> {
@@ -356,6 +357,32 @@ fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, TlsError> {
         roots.add(root).map_err(|error| useless(path, &error))?;
     }
     Ok(roots)
+}
+
+/// Returns the error of a certificate and a key that were read. While both are replaced, one of them is the earlier.
+fn no_pair(certificate: &Path, key: &Path, error: &rustls::Error) -> TlsError {
+    match error {
+        rustls::Error::InconsistentKeys(_) => useless(
+            certificate,
+            &format!(
+                "expected the certificate of the key {}, found that of another key",
+                key.display()
+            ),
+        ),
+        error => useless(certificate, error),
+    }
+}
+
+/// Returns an error as text. That of the library has bytes as numbers.
+fn no_pem(expected: &str, error: &pem::Error) -> String {
+    let found = match error {
+        pem::Error::MissingSectionEnd { .. } => "a section without its end: the file is not whole",
+        pem::Error::IllegalSectionStart { .. } => "a malformed line that begins a section",
+        pem::Error::Base64Decode(_) => "a section that is not Base64",
+        pem::Error::NoItemsFound => "none",
+        error => return format!("expected {expected} in PEM, found an error: {error}"),
+    };
+    format!("expected {expected} in PEM, found {found}")
 }
 
 fn useless(path: &Path, reason: &dyn fmt::Display) -> TlsError {

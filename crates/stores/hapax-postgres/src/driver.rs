@@ -40,7 +40,7 @@ impl TryFrom<DriverOptions> for PostgresOptions {
 impl From<PostgresConnectError> for StoreDriverError {
     fn from(error: PostgresConnectError) -> Self {
         let kind = match &error {
-            PostgresConnectError::Url(_) | PostgresConnectError::Certificates(_) => {
+            PostgresConnectError::Url(_) | PostgresConnectError::CertificateParameters(_) => {
                 StoreDriverErrorKind::Options
             }
             PostgresConnectError::Missing { .. } => StoreDriverErrorKind::Missing,

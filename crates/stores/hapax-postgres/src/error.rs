@@ -17,7 +17,10 @@ pub enum PostgresConnectError {
     /// A pool has an option that the store cannot use.
     #[error("the pool has {0}: change the pool, or open the store by its own options")]
     Pool(&'static str),
-    /// A certificate or a key is not valid, parameters contradict each other, or there is no root to trust.
+    /// Parameters for certificates contradict each other, or this build has no TLS.
+    #[error("the certificates cannot be used: {0}")]
+    CertificateParameters(&'static str),
+    /// A certificate or a key is not valid, they do not belong together, or there is no root to trust.
     #[error("the certificates cannot be used: {0}")]
     Certificates(String),
     /// The file of a certificate or key cannot be read.

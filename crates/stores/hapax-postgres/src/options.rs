@@ -255,7 +255,7 @@ impl FromStr for PostgresOptions {
         match config.get_ssl_mode() {
             SslMode::Disable if certificates.are_given() => {
                 let text = "expected sslmode=require beside certificates, found disable";
-                return Err(PostgresConnectError::Certificates(text.to_owned()));
+                return Err(PostgresConnectError::CertificateParameters(text));
             }
             SslMode::Require => {}
             _ if certificates.are_given() => drop(config.ssl_mode(SslMode::Require)),

@@ -123,8 +123,9 @@ impl OperatorRecords {
             // being bounded by the store.
             let page = self.store.page(after, PAGE).await?;
             for (key, stored) in page.records {
-                // It is no operation.
+                // It is no operation. The next page begins after it all the same: it may fill a page alone.
                 if key == register_id() {
+                    after = Some(key);
                     continue;
                 }
                 if listed.keys.len() + listed.damaged.len() == limit {

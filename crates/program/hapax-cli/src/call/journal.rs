@@ -269,6 +269,9 @@ async fn accepted(
 ) -> Result<OpenStore, CliError> {
     secrets::warn_of_store(opener);
     let opened = opened.map_err(|error| match error {
+        error if secrets::is_not_there(&error, opener.secret_file.as_deref()) => {
+            CliError::exit(69, "journal", with_flags(&error))
+        }
         StoreOpenError::Secret { .. } | StoreOpenError::Url { .. } => {
             CliError::usage(with_flags(&error))
         }

@@ -19,9 +19,10 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
 
-    /// Print the settings in force, without secrets, and end: with 0, or with 64 if they are
-    /// invalid. With METHOD and PATH, like `--check POST /payments/7`: print the route and the
-    /// policy of that request
+    /// Print the settings in force, without secrets, and end: with 0, with 64 if they are invalid, or
+    /// with 69 if a file of certificates, a key or a secret is missing, or certificates cannot be used.
+    /// With METHOD and PATH, like `--check POST /payments/7`: print the route and the policy of that
+    /// request
     #[arg(long, num_args = 0..=2, value_names = ["METHOD", "PATH"])]
     pub(super) check: Option<Vec<String>>,
 
@@ -41,8 +42,9 @@ first list is a field of [gateway] and one of the second a field of [policy], wi
   path = \"/reports/{*rest}\"   # and fields of [policy] that differ there
   protect = false             # passes through; observe = true counts what would happen
 
-Exit codes: 0 after a drain, 64 for a configuration that is not valid and for an address that is in
-use, 69 if the store cannot be opened within --store-wait.
+Exit codes: 0 after a drain; 64 for a configuration that is not valid; 69 if another start may
+succeed: the store cannot be opened within --store-wait, a file of a secret is missing, certificates
+or keys are missing or cannot be used, an address is in use.
 
   hapax gateway --upstream http://127.0.0.1:3000
   curl -i http://127.0.0.1:8080/orders -H 'Authorization: Bearer me' \\

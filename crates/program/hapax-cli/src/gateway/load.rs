@@ -20,6 +20,7 @@ use super::args::GatewayArgs;
 use super::file::{File, Section};
 use super::settings::{FlagSettings, name, value};
 use crate::exit::CliError;
+use crate::secrets;
 
 /// The settings of all sources.
 #[derive(Debug)]
@@ -74,19 +75,21 @@ impl Loaded {
     }
 
     /// Returns the error of a gateway that cannot start. The exit code is 64 if no other start with this configuration
-    /// can succeed, and 69 if one may: the store cannot be opened, a file is not there yet, an address is in use.
+    /// can succeed, and 69 if one may: the store cannot be opened, a file is not there yet, certificates or keys cannot be
+    /// used, an address is in use.
     pub(super) fn failed(&self, error: &StartError) -> CliError {
         let failure = self.failure(error);
         let may_end = match error {
-            StartError::Tls(TlsError::Read { .. })
+            // Another program may be replacing the files: a part of one is there, or a key before its certificate.
+            StartError::Tls(TlsError::Read { .. } | TlsError::Invalid { .. })
             | StartError::JwtKeys(JwtKeysError::Read { .. }) => true,
             StartError::Listen { source, .. } => source.kind() != ErrorKind::PermissionDenied,
             StartError::AdminToken { source: TokenError::Read(_), .. } => true,
             StartError::AccessLog { source, .. } => {
                 !matches!(source.kind(), ErrorKind::InvalidData | ErrorKind::InvalidInput)
             }
-            StartError::Store(StoreOpenError::Secret { path, .. }) => {
-                self.config.secret_file.as_ref() == Some(path) && !path.exists()
+            StartError::Store(error) => {
+                secrets::is_not_there(error, self.config.secret_file.as_deref())
             }
             _ => false,
         };

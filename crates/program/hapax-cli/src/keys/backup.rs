@@ -15,6 +15,7 @@ use super::args::StoreSelector;
 use super::gateway::Remote;
 use crate::exit::CliError;
 use crate::output::print;
+use crate::secrets;
 
 /// Time within which a gateway must have copied a whole store.
 const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -130,6 +131,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
         beside.push(".secret");
         beside.into()
     });
+    secrets::warn_if_open(&secret);
     let restored = hapax_file::restore(from, to, &SecretSource::File(secret.clone()));
     let restored = restored.map_err(|error| match error {
         OpenError::OtherSecret => CliError::usage(format!(

@@ -41,7 +41,7 @@ fn write_list(out: &mut String, listed: &RecordList) -> std::fmt::Result {
         writeln!(out, "{:<9} {}: {id}", "damaged", line(reason))?;
     }
     if let Some(next) = &listed.next {
-        writeln!(out, "there are more: --after {next}")?;
+        writeln!(out, "there may be more: --after {next}")?;
     }
     if listed.more {
         writeln!(out, "there are more: decide the oldest first, or raise --limit")?;

@@ -127,9 +127,10 @@ impl BrokerArgs {
         }
         if has_certificates {
             let client = client.as_ref().map(|(cert, key)| (&cert[..], &key[..]));
+            // Another program may be replacing the files.
             login = login
                 .certificates(ca.as_deref(), client)
-                .map_err(of("--broker-ca, --broker-cert, --broker-key"))?;
+                .map_err(|error| of("--broker-ca, --broker-cert, --broker-key")(error).may_end())?;
         }
         Ok(Some(login))
     }

@@ -5,7 +5,9 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::world::{Answer, Gateway, Upstream, log_line, ok, post, receive, refused, send, store};
+use crate::world::{
+    Answer, Gateway, Upstream, log_line, ok, post, receive, refused, run, send, store,
+};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -65,7 +67,11 @@ fn a_backup_of_a_running_gateway_restores_earlier_records_only() {
     let (code, line) = refused(&restore);
     assert!(code == 64 && line.contains("pass --accept-forgetting"), "{line}");
     assert!(!restored.exists());
-    let said = ok(&[&restore[..], &["--accept-forgetting"]].concat());
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let output = run(&[&restore[..], &["--accept-forgetting"]].concat());
+    let warned = String::from_utf8(output.stderr).unwrap();
+    assert!(warned.contains("other users can read this secret: chmod 600 it"), "{warned}");
+    let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("1 of them were in flight and are unknown now"), "{said}");
     assert!(said.contains("The records written after the backup are lost"), "{said}");
     for name in ["backup.db.secret", "restored.db.secret", "backup.db.new"] {

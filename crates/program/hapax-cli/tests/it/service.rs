@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use hapax_core::{
     Claim, Fingerprint, FingerprintScheme, Idempotency, Inspect, Key, OnUnknown, OperationRequest,
-    Policy, Scope, Store, SystemEntropy, Terms,
+    Outcome, Policy, Scope, Store, SystemEntropy, Terms,
 };
 use hapax_file::{FileOptions, FileStore};
 use hapax_operators::{AdminToken, Audit, Census, Operators};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 use crate::world::{Answer, ok, receive, refused, store};
 
@@ -170,4 +171,47 @@ async fn a_record_of_another_kind_is_released_only_with_any_kind() {
     let released = service.decide(path, decision).await;
     assert_eq!(released.status, 200, "{released:?}");
     assert!(matches!(service.claim("by-request").await, Claim::Execute(_)));
+}
+
+/// Makes 12,000 records, of which every two hundredth is completed.
+async fn fill(service: &Arc<Service>) {
+    let mut filling = JoinSet::new();
+    for part in 0..200 {
+        let service = Arc::clone(service);
+        filling.spawn(async move {
+            for number in 0..60 {
+                let Claim::Execute(lease) = service.claim(&format!("{part}-{number}")).await else {
+                    return false;
+                };
+                let outcome = Outcome::new("test/1", "done");
+                if part == 0 && lease.complete(outcome, None).await.is_err() {
+                    return false;
+                }
+            }
+            true
+        });
+    }
+    assert!(filling.join_all().await.iter().all(|is_filled| *is_filled));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_goes_on_until_its_limit_or_the_end_of_the_store() {
+    let service = Arc::new(Service::start("http/test").await);
+    fill(&service).await;
+    let list = async |more: &[&str]| {
+        let list = ["list", "--json", "--state", "done", "--limit"];
+        let listed = service.keys(&[&list[..], more].concat()).await;
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        let keys = listed["keys"].as_array().unwrap().iter();
+        let ids: Vec<_> = keys.map(|key| key["id"].as_str().unwrap().to_owned()).collect();
+        (ids, listed["next"].as_str().map(str::to_owned))
+    };
+    // One call looks at 10,000 records.
+    let (all, next) = list(&["1000"]).await;
+    assert_eq!((all.len(), next), (60, None));
+    let (first, next) = list(&["59"]).await;
+    assert_eq!(first, all[..59]);
+    let (last, next) = list(&["59", "--after", &next.unwrap()]).await;
+    assert_eq!((&*last, next), (&all[59..], None));
+    assert!(all.is_sorted());
 }

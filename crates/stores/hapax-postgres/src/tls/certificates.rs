@@ -73,7 +73,7 @@ impl Certificates {
             (None, None) => None,
             _ => {
                 let expected = "expected sslcert and sslkey together, found one of them";
-                return Err(PostgresConnectError::Certificates(expected.to_owned()));
+                return Err(PostgresConnectError::CertificateParameters(expected));
             }
         };
         let certificates = RustlsCertificates { roots: roots.as_deref(), client };
@@ -87,7 +87,7 @@ impl Certificates {
         _: PostgresOptions,
     ) -> Result<PostgresOptions, PostgresConnectError> {
         let text = "expected a build with the feature `tls`, found one without TLS";
-        Err(PostgresConnectError::Certificates(text.to_owned()))
+        Err(PostgresConnectError::CertificateParameters(text))
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use hapax_core::store::BoxFuture;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -64,8 +64,15 @@ impl Rustls {
             .with_root_certificates(roots);
         let config = match certificates.client {
             Some((own, key)) => {
-                let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong(&error))?;
-                config.with_client_auth_cert(chain(own)?, key).map_err(|error| wrong(&error))?
+                let key = PrivateKeyDer::from_pem_slice(key)
+                    .map_err(|error| wrong(&no_pem("the client's key", &error)))?;
+                let own = config.with_client_auth_cert(chain(own)?, key);
+                own.map_err(|error| match error {
+                    rustls::Error::InconsistentKeys(_) => {
+                        wrong(&"expected the key of the client's certificate, found another key")
+                    }
+                    error => wrong(&error),
+                })?
             }
             None => config.with_no_client_auth(),
         };
@@ -75,7 +82,19 @@ impl Rustls {
 
 fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PostgresConnectError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    chain.map_err(|error| PostgresConnectError::Certificates(error.to_string()))
+    chain.map_err(|error| PostgresConnectError::Certificates(no_pem("certificates", &error)))
+}
+
+/// Returns an error as text. That of the library has bytes as numbers.
+fn no_pem(expected: &str, error: &pem::Error) -> String {
+    let found = match error {
+        pem::Error::MissingSectionEnd { .. } => "a section without its end: the file is not whole",
+        pem::Error::IllegalSectionStart { .. } => "a malformed line that begins a section",
+        pem::Error::Base64Decode(_) => "a section that is not Base64",
+        pem::Error::NoItemsFound => "none",
+        error => return format!("expected {expected} in PEM, found an error: {error}"),
+    };
+    format!("expected {expected} in PEM, found {found}")
 }
 
 impl fmt::Debug for Rustls {

@@ -169,7 +169,7 @@ fn a_login_at_a_broker_that_cannot_be_used_ends_with_one_line() {
         (nats, &[credentials, &text], (64, "line 1: expected user=")),
         (nats, &[credentials, &jwt], (64, "nsc generate creds")),
         (amqps, &[credentials, &token], (64, "found credentials of NATS")),
-        (amqps, &[ca, &text], (64, "in PEM")),
+        (amqps, &[ca, &text], (69, "in PEM")),
         ("amqp://127.0.0.1:1", &[ca, &text], (64, "--broker-ca: expected amqps://HOST in --to")),
         ("https://127.0.0.1:1", &[ca, &text], (64, "expected a NATS or RabbitMQ server in --to")),
     ] {

@@ -124,7 +124,7 @@ async fn a_url_names_the_roots_and_the_certificate_of_the_client() {
     ] {
         let error = url(&parameters).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
-        assert!(matches!(error, PostgresConnectError::Certificates(_)), "{error}");
+        assert!(matches!(error, PostgresConnectError::CertificateParameters(_)), "{error}");
     }
     // An error does not repeat what may be a password or a key.
     for (path, shown) in
