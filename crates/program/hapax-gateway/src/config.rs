@@ -251,7 +251,8 @@ impl Config {
     /// production.
     pub(crate) fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
         self.transport.check()?;
-        let upstream = Origin::of(&self.upstream).ok_or(ConfigError::Upstream)?;
+        let upstream = Origin::of(&self.upstream)
+            .ok_or_else(|| no_target("upstream", &self.upstream, ConfigError::Upstream))?;
         if self.upstream.path_and_query().is_some_and(|path| path.as_str() != "/") {
             return Err(ConfigError::UpstreamPath);
         }
@@ -385,6 +386,12 @@ fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port()
         && a.port() != 0
         && (a.ip() == b.ip() || (everywhere && a.is_ipv4() == b.is_ipv4()))
+}
+
+/// Returns the error of a URL that is no target: `other`, unless it has credentials.
+fn no_target(field: &'static str, url: &Uri, other: ConfigError) -> ConfigError {
+    let has_credentials = url.authority().is_some_and(|authority| authority.as_str().contains('@'));
+    if has_credentials { ConfigError::Credentials { field } } else { other }
 }
 
 /// Returns whether `origin` is certainly the gateway's own listener.

@@ -46,6 +46,22 @@ fn an_invalid_setting_is_one_line_and_exit_code_64() {
         assert!(!line.contains("pass@"), "{line:?} tells a password");
     }
     assert_eq!(refused(&["gateway"]).0, 64);
+    for (flags, flag) in [
+        (&["--upstream", "http://me:hidden@127.0.0.1:1"][..], "--upstream"),
+        (&[&upstream[1..], &["--auth-url", "http://me:hidden@a/"]].concat(), "--auth-url"),
+        (
+            &[
+                &upstream[1..],
+                &["--on-unknown", "reconcile", "--reconcile-url", "http://me:hidden@a/"],
+            ]
+            .concat(),
+            "--reconcile-url",
+        ),
+    ] {
+        let (code, line) = refused(&[&["gateway"], flags].concat());
+        let says = format!("{flag} must be a URL without a user name and password");
+        assert!(code == 64 && line.contains(&says) && !line.contains("hidden"), "{code} {line}");
+    }
     let (code, line) = refused(&["gateway", "--upstream", "http://127.0.0.1:65536"]);
     assert!(code == 64 && line.contains("--upstream must be"), "{code} {line}");
     assert_eq!(run(&[]).status.code(), Some(64));
@@ -96,6 +112,9 @@ fn a_missing_secret_is_one_line_and_makes_no_file() {
     let (code, line) = refused(&[&named[..], &anywhere].concat());
     assert!(code == 69 && line.contains(&secret), "{code} {line}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was made");
+    let keys = ["keys", "list", "--secret-file", &secret, "--store", "postgres://127.0.0.1:1/x"];
+    let (code, line) = refused(&keys);
+    assert!(code == 69 && line.contains(&secret), "{code} {line}");
 
     // One that a gateway made for itself, and that somebody lost.
     let upstream = Upstream::start();

@@ -7,7 +7,7 @@ use hapax_proxy::Origin;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Uri};
 
-use super::{Config, ConfigError, is_self};
+use super::{Config, ConfigError, is_self, no_target};
 
 /// Server that authorises requests with a key, and headers of its response that are used.
 /// [`ForwardAuth::new`] has the defaults.
@@ -48,7 +48,8 @@ impl ForwardAuth {
     }
 
     pub(super) fn target(&self, config: &Config) -> Result<(Origin, PathAndQuery), ConfigError> {
-        let origin = Origin::of(&self.url).ok_or(ConfigError::AuthTarget)?;
+        let origin = Origin::of(&self.url)
+            .ok_or_else(|| no_target("auth_url", &self.url, ConfigError::AuthTarget))?;
         if is_self(&origin, config.listen) {
             return Err(ConfigError::AuthLoop { address: config.listen });
         }

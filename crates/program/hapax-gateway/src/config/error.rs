@@ -96,6 +96,9 @@ errors! {
         }
         NoUpstream = { [upstream] " is required: the service to protect" }
         Upstream = { [upstream] " must be a URL like http://127.0.0.1:3000" }
+        Credentials { field: &'static str } = {
+            (field) " must be a URL without a user name and password: no credentials are sent from it; remove them"
+        }
         UpstreamPath = { [upstream] " must not have a path: paths are forwarded unchanged" }
         Loop { address: SocketAddr } = {
             [upstream] " is " [listen] " ({address}): the gateway would call itself"

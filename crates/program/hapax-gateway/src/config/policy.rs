@@ -19,7 +19,7 @@ use tower_http::cors::CorsLayer;
 
 use super::authorization::{ReconcileAuthorization, UnretriedAuthorization};
 use super::cors::Cors;
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, no_target};
 
 /// Policy of requests. `PolicyConfig::default()` has the defaults.
 #[derive(Clone, PartialEq, Debug)]
@@ -289,7 +289,8 @@ fn is_untrusted(name: &HeaderName) -> bool {
 }
 
 fn reconcile_target(uri: &Uri) -> Result<(Origin, PathAndQuery), ConfigError> {
-    let origin = Origin::of(uri).ok_or(ConfigError::ReconcileTarget)?;
+    let origin = Origin::of(uri)
+        .ok_or_else(|| no_target("reconcile_url", uri, ConfigError::ReconcileTarget))?;
     let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     Ok((origin, path))
 }
