@@ -143,6 +143,10 @@ async fn decide(
         Err(error) if error.name() == "not-found" && was_begun => {
             Some(Objection::Holds("an earlier run released the key, and its record has expired"))
         }
+        Err(error) if error.name() == "not-found" => {
+            let text = "expected a record with this id, found none, or it has expired: check the id and the store";
+            Some(Objection::Rejected(CliError::no(text).named("not-found")))
+        }
         Err(error) if concerns_record(&error) => Some(Objection::Rejected(error)),
         Err(error) => return Err(error),
     };
@@ -293,7 +297,10 @@ impl Summary {
     }
 
     fn text(&self) -> String {
-        let Self { decided, would_be_decided, skipped, rejected, open, .. } = self;
+        let Self { decided, would_be_decided, skipped, rejected, open, lines } = self;
+        if lines.is_empty() && *open == 0 {
+            return "the file has no lines after its header: nothing to decide\n".to_owned();
+        }
         let decided = match would_be_decided {
             0 => format!("{decided} decided"),
             count => format!("{count} would be decided"),

@@ -327,3 +327,22 @@ fn undecided_records_are_counted_by_route_reason_and_minute() {
     assert!(said.contains("may still execute until 20"), "{said}");
     assert!(said.lines().any(|line| line.ends_with("  status-500    POST /pay")), "{said}");
 }
+
+#[test]
+fn a_file_without_lines_and_an_unknown_id_are_reported_as_such() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let _gateway = Gateway::start(upstream.address, folder.path(), &[]);
+    let (store, file) = (store(folder.path()), folder.path().join("decisions.csv"));
+    let at = ["keys", "resolve", "--reason", "r", "--store", &store, "--from-file"];
+    let at = [&at[..], &[file.to_str().unwrap()]].concat();
+    std::fs::write(&file, "id,fence,outcome\n").unwrap();
+    let dry = [&at[..], &["--dry-run"]].concat();
+    for words in [&dry, &at] {
+        assert!(ok(words).contains("the file has no lines after its header"));
+    }
+    std::fs::write(&file, format!("id,fence,outcome\n{},f1,happened\n", "a".repeat(64))).unwrap();
+    let output = run(&dry);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("a record with this id") && !said.contains("--scope"), "{said}");
+}
