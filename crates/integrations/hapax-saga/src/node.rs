@@ -290,7 +290,9 @@ impl Node {
         if lease.checkpoint().is_some() {
             return Ok(saga);
         }
-        let note = Note { transactional: false, ..note };
+        // A process that seals may have written it, and this one may not yet.
+        let seals = self.engine.store().capabilities().seals();
+        let note = Note { transactional: false, key: note.key.filter(|_| seals), ..note };
         let id = self.insert(saga.key.operation, queue, self.lease, &note);
         let inserting: BoxFuture<'_, _> = Box::pin(id);
         let key = lease.keep_alive(inserting).await?;
@@ -493,6 +495,8 @@ impl Node {
     /// The key of the new entry is derived, so that a repetition after a crash inserts no second one.
     async fn reject(&self, saga: &ScheduledSaga, note: &Note, definition: &Definition) {
         let (operation, id) = (saga.key.operation, rejected_id(saga.key.id));
+        let seals = self.engine.store().capabilities().seals();
+        let note = Note { key: note.key.clone().filter(|_| seals), ..note.clone() };
         let Ok(note) = note.encode() else { return };
         let (key, queue) = (EntryKey { operation, id }, definition.rejected.clone());
         let entry = NewEntry { key, queue, due_in: Duration::ZERO, note };

@@ -206,6 +206,12 @@ impl StoreOpener {
         self.remembered(ring.and_then(KeyRing::naming))?.read()
     }
 
+    /// Returns whether the file of secrets states that records are named without a secret (`name none`).
+    #[must_use]
+    pub fn is_unnamed(&self) -> bool {
+        matches!(self.ring(), Ok(Some(ring)) if ring.naming().is_none())
+    }
+
     fn ring(&self) -> Result<Option<KeyRing>, StoreOpenError> {
         self.secret_file.as_deref().map(|path| self.read_ring(path)).transpose()
     }

@@ -52,9 +52,10 @@ fn fault_in(error: &StoreError) -> Option<&RegisterFault> {
     std::error::Error::source(error)?.downcast_ref()
 }
 
-/// Returns whether the store did not answer.
+/// Returns whether the store did not answer. One whose register this process cannot open has answered: others protect keys on
+/// it, and a route with `store_outage = "open"` would execute beside them.
 pub(super) fn is_outage(error: &StoreError) -> bool {
-    fault_in(error).is_none()
+    fault_in(error).is_none() && !matches!(error, StoreError::Corrupt(_))
 }
 
 /// Returns the difference for which an entry was not written.
@@ -87,5 +88,7 @@ mod tests {
         assert_eq!(unanswered_since(&refused, None, two), Some(two));
         assert_eq!(unanswered_since(&refused, Some(two), three), Some(two));
         assert_eq!(unanswered_since(&conflicts, Some(two), three), None);
+        let sealed = StoreError::corrupt("sealed by another secret");
+        assert_eq!(unanswered_since(&sealed, Some(two), three), None);
     }
 }

@@ -107,6 +107,10 @@ impl JournalArgs {
             JournalPlace::File(_) if must_exist => return self.existing().await,
             JournalPlace::File(path) => path,
             JournalPlace::Server(opener, namespace) => {
+                // Before anything is entered into an empty store: its journal needs a secret that names records.
+                if opener.is_unnamed() {
+                    return Err(CliError::usage(JournalError::NoSecret));
+                }
                 let opened = open_server(&opener, must_exist).await?;
                 let (store, place) = (Arc::clone(&opened.store), opener.store.to_string());
                 namespace::note(store, &namespace, must_exist, &place).await?;
