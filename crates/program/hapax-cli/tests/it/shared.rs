@@ -92,6 +92,13 @@ mod redis {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn operators_read_a_store_that_is_sealed_later() {
+        let server = RedisServer::start().await;
+        blocking(server, |server| super::operators_read_a_store_that_is_sealed_later(&*server))
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_server_that_rejects_writes_is_reported() {
         let server = Arc::new(RedisServer::start().await);
         let memory = async |limit: &str| {
@@ -243,6 +250,13 @@ mod postgres {
     async fn operators_list_and_decide_records() {
         let server = PostgresServer::start().await;
         blocking(server, |server| super::operators_list_and_decide_records(&*server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn operators_read_a_store_that_is_sealed_later() {
+        let server = PostgresServer::start().await;
+        blocking(server, |server| super::operators_read_a_store_that_is_sealed_later(&*server))
+            .await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -512,4 +526,42 @@ fn operators_list_and_decide_records(server: &impl Server) {
     let text = String::from_utf8(found.stdout).unwrap();
     assert_eq!(found.status.code(), Some(1), "{text}");
     assert!(text.contains("broken   secret: "), "{text}");
+}
+
+fn operators_read_a_store_that_is_sealed_later(server: &impl Server) {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let (store, ring) = (server.store(), folder.path().join("ring"));
+    let at = ["--store", &store, "--secret-file", ring.to_str().unwrap()];
+    let serve = |key, status, more: &[&str]| {
+        let gateway = Gateway::start(upstream.address, folder.path(), more);
+        let asked = send(gateway.address, key, "x");
+        upstream.next().answer(status, "hello");
+        receive(&asked).unwrap();
+    };
+    let doctor = |at: &[&str]| String::from_utf8(run(&[&["doctor"], at].concat()).stdout).unwrap();
+    let show = ["keys", "show", "before", "--scope", "Bearer a"];
+    serve("before", "201 Created", &["--store", &*store]);
+    for (word, state) in
+        [("open", "it opens records and seals none"), ("seal", "it seals responses")]
+    {
+        std::fs::write(&ring, format!("name none\n{word} {}\n", "22".repeat(32))).unwrap();
+        let text = doctor(&at);
+        assert!(text.contains(&format!("risk     secret: {state}")), "{text}");
+        assert!(text.contains("fine     key ring: all of the 2 "), "{text}");
+        assert!(ok(&[&show[..], &at].concat()).contains("hello"));
+        let is_hashed = run(&[&["keys", "hash", "before"], &at[..]].concat()).status.success();
+        assert_eq!(is_hashed, word == "seal");
+    }
+    serve("after", "500 Oh", &[&at[..], &["--on-unknown", "block"]].concat());
+    // Also in the first step, beside processes that took the second one.
+    for word in ["seal", "open"] {
+        std::fs::write(&ring, format!("name none\n{word} {}\n", "22".repeat(32))).unwrap();
+        let found = ok(&[&["keys", "find", "after", "--json"], &at[..]].concat());
+        let found: Value = serde_json::from_str(&found).unwrap();
+        assert_eq!(found["keys"][0]["described"]["key"], "after", "{found}");
+        assert!(doctor(&at).contains("fine     key ring: all of the 3 "));
+    }
+    let text = doctor(&at[..2]);
+    assert!(text.contains("broken   key ring: 2 of the 3 "), "{text}");
+    assert!(ok(&[&show[..], &at[..2]].concat()).contains("hello"));
 }
