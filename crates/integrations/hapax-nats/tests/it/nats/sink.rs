@@ -76,15 +76,17 @@ async fn publish_headers(server: &NatsServer, context: &Context) {
     server.publish_raw(b"orders.created", folded, b"y").await;
 }
 
-/// Receives two messages, of those with an id or of those without one, however often each is delivered.
+/// Receives and acknowledges two messages, of those with an id or of those without one, however often each is delivered.
 async fn receive_two(source: &NatsSource, has_id: bool) -> BTreeMap<Bytes, Arc<dyn Delivery>> {
     let mut received = BTreeMap::new();
     while received.len() < 2 {
-        let more = source.receive(2.try_into().unwrap()).await.unwrap();
-        let is_wanted =
-            |it: &Arc<dyn Delivery>| it.message().header("message-id").is_some() == has_id;
-        let more = more.into_iter().filter(is_wanted);
-        received.extend(more.map(|it| (it.message().payload.clone(), it)));
+        for delivery in source.receive(2.try_into().unwrap()).await.unwrap() {
+            delivery.acknowledge().await.unwrap();
+            let message = delivery.message();
+            if message.header("message-id").is_some() == has_id {
+                received.insert(message.payload.clone(), delivery);
+            }
+        }
     }
     received
 }
@@ -101,7 +103,6 @@ async fn each_header_that_the_client_reads_is_redriven_as_it_was() {
         let first = receive_two(&source, false).await;
         let sink = NatsSink::new(context);
         for (number, delivery) in first.values().enumerate() {
-            delivery.acknowledge().await.unwrap();
             let received = delivery.message();
             let id = MessageId::new(format!("m-{number}")).unwrap();
             let mut redriven = OutgoingMessage::new("orders.created", id, received.payload.clone());
