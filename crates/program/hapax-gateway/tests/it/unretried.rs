@@ -442,7 +442,7 @@ async fn an_unusable_file_of_the_authorization_is_an_error_of_the_configuration(
     let upstream = upstream(|_| did_not_happen()).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("authorization");
-    let mut config = reconciling(&upstream, NEVER);
+    let mut config = on_file(&upstream, folder.path(), NEVER);
     config.policy.reconcile_authorization = Some(ReconcileAuthorization::File(file.clone()));
     assert!(config.check().unwrap_err().may_end(), "it is not there yet");
     for content in ["", "a\nb", &"x".repeat(9000)] {
