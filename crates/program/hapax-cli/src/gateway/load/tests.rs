@@ -245,13 +245,8 @@ fn settings_of_reconciliation_without_effect_are_rejected_with_their_line() {
         ([never, ""], none, 0, ""),
         ([off, ""], none, 0, ""),
         ([never, off], "", 0, ""),
-        (
-            [never, "reconcile_limit = 7\n"],
-            "",
-            4,
-            "--reconcile-limit contradicts --reconcile-every 0s",
-        ),
-        (["reconcile_limit = 7\n", ""], "", 0, ""),
+        // The passes may be stopped for a time.
+        ([never, "reconcile_limit = 7\n"], "", 0, ""),
     ] {
         let file = format!("{upstream}{}{policy}{more}", gateway.concat());
         match load(&[], &file) {
