@@ -224,7 +224,7 @@ fn journals_on_servers_need_a_namespace_and_a_secret(journal: &str) {
     rejected(&mut without("HAPAX_JOURNAL_SECRET_FILE"), 64, "--secret-file");
     let missing = Path::new("/nonexistent/secret").to_str().unwrap();
     let no_file = shared.pay("n", &["--secret-file", missing]).output().unwrap();
-    assert_eq!(no_file.status.code(), Some(64), "{no_file:?}");
+    assert_eq!(no_file.status.code(), Some(69), "{no_file:?}");
     let file = shared.script.journal();
     let file = file.to_str().unwrap();
     rejected(&mut shared.pay("n", &["--journal", file]), 64, "found a file");
