@@ -28,6 +28,13 @@ const MESSAGES: &str = "case amqqueue:get_type(Q) of \
     fun rabbit_fifo:query_messages_total/1), N; \
     _ -> proplists:get_value(messages,rabbit_amqqueue:info(Q,[messages])) end";
 
+/// Elects leaders of quorum queues that have none. A node starts a queue anew that was declared just before it was killed, and
+/// elects no leader, however long one waits.
+const ELECT: &str = "[case ra:consistent_query(amqqueue:get_pid(Q),\
+    fun rabbit_fifo:query_messages_total/1,1000) of {ok,_,_} -> ok; \
+    _ -> ra:trigger_election(amqqueue:get_pid(Q)) end || \
+    Q <- rabbit_amqqueue:list(), amqqueue:get_type(Q) =:= rabbit_quorum_queue].";
+
 /// Settings of a [`RabbitMqServer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RabbitMqServerOptions {
@@ -192,11 +199,9 @@ impl RabbitMqServer {
     }
 
     /// Kills it (SIGKILL), and waits until it has ended. Its files stay. A server that runs has its queues and
-    /// exchanges on disk: Mnesia and the directory of quorum queues are written with a delay. A queue that only the first
-    /// one has would be without a leader after the restart, for ever.
+    /// exchanges on disk: Mnesia writes them with a delay.
     pub async fn kill(&mut self) {
-        let sync =
-            self.try_eval("catch mnesia:sync_log(), [catch dets:sync(T) || T <- dets:all()].");
+        let sync = self.try_eval("catch mnesia:sync_log().");
         // A server that is paused does not answer.
         let _ = timeout(Duration::from_secs(2), sync).await;
         self.signal(Signal::KILL);
@@ -205,11 +210,12 @@ impl RabbitMqServer {
         }
     }
 
-    /// Starts it again after [`kill`](Self::kill), on the same ports and files.
+    /// Starts it again after [`kill`](Self::kill), on the same ports and files. All queues have leaders then.
     pub async fn restart(&mut self) {
         assert!(self.child.is_none(), "it still runs");
         for _ in 0..20 {
             if self.try_start().await {
+                self.eval(ELECT).await;
                 return;
             }
             sleep(EVERY * 10).await;

@@ -46,7 +46,7 @@ async fn options_of_a_pool_that_a_store_cannot_use_are_rejected() {
     assert!(!matches!(refused, PostgresConnectError::Pool(_)), "{refused}");
     let half = strict.clone().ssl_client_cert_from_pem(b"-----BEGIN CERTIFICATE-----");
     let refused = PostgresOptions::from_pool(&lazy(half)).unwrap_err();
-    assert!(matches!(refused, PostgresConnectError::Certificates(_)), "{refused}");
+    assert!(matches!(refused, PostgresConnectError::CertificateParameters(_)), "{refused}");
     assert!(refused.to_string().contains("expected sslcert and sslkey together"), "{refused}");
     // With certificates the default mode, `prefer`, is as strict.
     for pool in [strict, options(&server)] {
