@@ -28,13 +28,6 @@ const MESSAGES: &str = "case amqqueue:get_type(Q) of \
     fun rabbit_fifo:query_messages_total/1), N; \
     _ -> proplists:get_value(messages,rabbit_amqqueue:info(Q,[messages])) end";
 
-/// Elects leaders of quorum queues that have none. A node starts a queue anew that was declared just before it was killed, and
-/// elects no leader, however long one waits.
-const ELECT: &str = "[case ra:consistent_query(amqqueue:get_pid(Q),\
-    fun rabbit_fifo:query_messages_total/1,1000) of {ok,_,_} -> ok; \
-    _ -> ra:trigger_election(amqqueue:get_pid(Q)) end || \
-    Q <- rabbit_amqqueue:list(), amqqueue:get_type(Q) =:= rabbit_quorum_queue].";
-
 /// Settings of a [`RabbitMqServer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RabbitMqServerOptions {
@@ -181,13 +174,6 @@ impl RabbitMqServer {
         count.parse().unwrap_or_else(|_| panic!("messages of {queue}: {count}"))
     }
 
-    /// Returns the number of messages in all queues that are not acknowledged, delivered or not; `None` while a queue has
-    /// no leader. Delay queues have messages that are in no other one.
-    pub async fn messages_of_all_queues(&self) -> Option<u64> {
-        let sum = format!("lists:sum([{MESSAGES} || Q <- rabbit_amqqueue:list()]).");
-        self.eval(&sum).await.parse().ok()
-    }
-
     /// Freezes it (SIGSTOP): connections stay open without an answer.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
@@ -210,12 +196,11 @@ impl RabbitMqServer {
         }
     }
 
-    /// Starts it again after [`kill`](Self::kill), on the same ports and files. All queues have leaders then.
+    /// Starts it again after [`kill`](Self::kill), on the same ports and files.
     pub async fn restart(&mut self) {
         assert!(self.child.is_none(), "it still runs");
         for _ in 0..20 {
             if self.try_start().await {
-                self.eval(ELECT).await;
                 return;
             }
             sleep(EVERY * 10).await;
