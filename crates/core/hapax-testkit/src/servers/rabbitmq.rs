@@ -174,6 +174,13 @@ impl RabbitMqServer {
         count.parse().unwrap_or_else(|_| panic!("messages of {queue}: {count}"))
     }
 
+    /// Returns the number of messages in all queues that are not acknowledged, delivered or not; `None` while a queue has
+    /// no leader. Delay queues have messages that are in no other one.
+    pub async fn messages_of_all_queues(&self) -> Option<u64> {
+        let sum = format!("lists:sum([{MESSAGES} || Q <- rabbit_amqqueue:list()]).");
+        self.eval(&sum).await.parse().ok()
+    }
+
     /// Freezes it (SIGSTOP): connections stay open without an answer.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
