@@ -1,7 +1,8 @@
 //! Properties of a message as the bytes of one header, as which they go through the client library.
 //!
-//! What the server delivers is always wrapped, also properties that have this form themselves, so that a producer cannot
-//! pretend anything. No other properties that a sink publishes have this form: they have a delivery mode.
+//! Properties that the server delivers are wrapped, also those that have this form already, so that a producer cannot replace
+//! them by its own header. Those that do not fit into a frame when they are wrapped are repaired instead. No other properties
+//! that a sink publishes have this form: they have a delivery mode.
 
 use bytes::Bytes;
 use lapin::BasicProperties;

@@ -184,7 +184,8 @@ impl Idempotency {
     }
 
     /// Returns a short keyed hash of a caller's credential, for operators; `None` if the store seals nothing.
-    /// It is keyed by the secret that names records, or without one by that which seals, and then changes with it.
+    /// The key of the hash is derived from the secret that names records. A store without one derives it from the secret that
+    /// seals, so that the hash changes when that secret is rotated.
     #[must_use]
     pub fn pseudonym(&self, value: &[u8]) -> Option<String> {
         self.hashing().next().map(|secret| secret.pseudonym(CALLER, value))

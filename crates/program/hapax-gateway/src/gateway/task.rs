@@ -12,8 +12,8 @@ use crate::admin::EndedTask;
 #[derive(Debug)]
 pub(super) struct Task(pub(super) JoinHandle<()>);
 
-/// Runs a task that cannot begin anew: after a panic `/readyz` is 503, so that what supervises the process starts it
-/// again.
+/// Runs a task that cannot begin anew. After a panic `/readyz` is 503, so that a load balancer sends no requests here; the
+/// process goes on until an operator restarts it.
 pub(super) async fn reported(what: &'static str, task: impl Future<Output = ()>, ended: EndedTask) {
     if let Err(panic) = caught(task).await {
         // Of several the first one is enough.

@@ -124,7 +124,7 @@ fn a_store_that_began_without_a_secret_opens_records_of_each_step() {
     }
     assert!(!sealed.windows(11).any(|window| window == b"201 created"));
     assert!(matches!(open(&bare, &sealed), Err(SealError::UnknownSecret { .. })));
-    // Whoever leaves the seal out is found out, where a secret names records, and in a cache.
+    // A record without a seal is rejected where a secret names records, and in a cache.
     let named = KeyRing::new(secret(2)).sealing(secret(1));
     for sealer in [named.sealer(), second.strict_sealer(), first.strict_sealer()] {
         assert_eq!(open(&sealer, &seal(&bare)), Err(SealError::NotKeyed));
