@@ -1,10 +1,26 @@
 //! Leases around transactions: none lapses while its owner executes, and none is left behind.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Poll;
 
+use hapax_core::{Entropy, EntropyError, Idempotency};
+
 use super::*;
+
+/// Odd numbers in order, so that no pause of a rerun is zero.
+#[derive(Debug, Default)]
+struct OddNumbers(AtomicU64);
+
+impl Entropy for OddNumbers {
+    fn fill(&self, bytes: &mut [u8]) -> Result<(), EntropyError> {
+        let number = 2 * self.0.fetch_add(1, Ordering::Relaxed) + 1;
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&number.to_le_bytes()[..chunk.len()]);
+        }
+        Ok(())
+    }
+}
 
 /// A database that connects at once the first time and slowly after that, and begins a transaction
 /// if `begins`.
@@ -127,7 +143,11 @@ async fn the_lease_does_not_lapse_between_runs() {
 async fn a_rerun_whose_caller_was_dropped_is_released() {
     for known in [false, true] {
         let world = World::new();
-        let process = world.process();
+        let process = Idempotency::builder(Arc::clone(&world.store))
+            .clock(world.clock.clone())
+            .entropy(Arc::new(OddNumbers::default()))
+            .build()
+            .unwrap();
         let policy = policy(OnUnknown::Block);
         let execution = Execution::in_transactions(
             own(&process, &policy).await,
