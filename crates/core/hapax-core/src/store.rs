@@ -229,7 +229,9 @@ pub trait Inspect: Store {
         scan_by_pages(self, from, limit, visit)
     }
 
-    /// Takes a step of a walk over all records, as [`scan`](Self::scan) does over the undecided ones.
+    /// Takes a step of a walk over all records, as [`scan`](Self::scan) does over the undecided ones. With
+    /// `since` it need not visit those whose [fencing token](StoredRecord::fence) was issued longer ago
+    /// than that; a store may visit them.
     ///
     /// A record that exists and is not written from the beginning of the walk to its end is visited at
     /// least once. [`reap`](Store::reap) too may write records, of those that it does not remove.
@@ -240,6 +242,7 @@ pub trait Inspect: Store {
         &'a self,
         from: Cursor,
         limit: NonZeroU32,
+        _since: Option<Duration>,
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         scan_by_pages(self, from, limit, visit)
@@ -268,9 +271,10 @@ impl<S: Inspect + ?Sized> Inspect for Arc<S> {
         &'a self,
         from: Cursor,
         limit: NonZeroU32,
+        since: Option<Duration>,
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
-        (**self).scan_all(from, limit, visit)
+        (**self).scan_all(from, limit, since, visit)
     }
 }
 

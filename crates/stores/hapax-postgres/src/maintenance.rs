@@ -9,8 +9,10 @@ use tokio_postgres::Row;
 
 use crate::error::{PostgresStoreError, TransactionFailure};
 use crate::link::{Parameter, StatementCall};
+use crate::record::micros;
 use crate::shared::Shared;
 use crate::sql::Verb;
+use crate::walk::Visited;
 use crate::writer::WriterConnection;
 
 /// Limit of requests that wait for the connection.
@@ -28,8 +30,8 @@ pub(crate) struct Maintenance {
 pub(crate) enum Job {
     /// Loads records after a key; from the beginning if it is empty.
     Page { after: Vec<u8>, limit: i64 },
-    /// Finds the undecided records, or `all`, in `count` blocks of the table.
-    Blocks { first: i64, count: i64, all: bool },
+    /// Loads the records that a walk visits from the blocks of the table between `first` and `end`.
+    Blocks { first: i64, end: i64, visited: Visited },
     /// Loads the records of some keys.
     Load { keys: Vec<Vec<u8>> },
     /// Removes expired records.
@@ -79,9 +81,13 @@ impl Maintenance {
             return Err(MaintenanceError::NotSent(PostgresStoreError::NotSent));
         };
         let link = link.map_err(MaintenanceError::NotSent)?;
+        let (undecided, since) = match &job {
+            Job::Blocks { visited: Visited::All(since), .. } => (false, since.map(micros)),
+            _ => (true, None),
+        };
         let (verb, parameters): (_, Vec<Parameter<'_>>) = match &job {
             Job::Page { after, limit } => (Verb::Page, vec![after, limit]),
-            Job::Blocks { first, count, all } => (Verb::Blocks, vec![first, count, all]),
+            Job::Blocks { first, end, .. } => (Verb::Blocks, vec![first, end, &undecided, &since]),
             Job::Load { keys } => (Verb::Load, vec![keys]),
             Job::Reap { limit } => (Verb::Reap, vec![limit]),
             Job::Due { queues, limit } => (Verb::ScheduleDue, vec![queues, limit]),

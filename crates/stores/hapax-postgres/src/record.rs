@@ -97,7 +97,7 @@ pub(crate) struct SealedRecord {
     keep_until: Option<Timestamp>,
     state: Option<String>,
     /// `None` where the statement does not return it.
-    sealed: Option<Vec<u8>>,
+    pub(crate) sealed: Option<Vec<u8>>,
 }
 
 /// The result of a swap, with the record still sealed.

@@ -144,7 +144,7 @@ pub(crate) const fn types(verb: Verb) -> &'static [Type] {
         Verb::SwapKnown => &SWAP_KNOWN_TYPES,
         Verb::Load => &[Type::BYTEA_ARRAY],
         Verb::Page => &[Type::BYTEA, Type::INT8],
-        Verb::Blocks => &[Type::INT8, Type::INT8, Type::BOOL],
+        Verb::Blocks => &[Type::INT8, Type::INT8, Type::BOOL, Type::INT8],
         Verb::Reap => &[Type::INT8],
         Verb::ScheduleWrite => SCHEDULE_KNOWN_TYPES.split_at(8).0,
         Verb::ScheduleWriteKnown => &SCHEDULE_KNOWN_TYPES,
@@ -257,20 +257,28 @@ ORDER BY p.key"
     )
 }
 
+/// Length up to which a walk reads a sealed record with its row: longer ones are stored outside of it.
+const INLINE_BYTES: u32 = 2000;
+
 fn blocks(cells: &str) -> String {
-    // Blocks from $1 on, $2 of them: a TID range scan, which servers before 14 do not have. All records
-    // if $3, else the undecided ones.
-    // Columns: the time, the file and the number of blocks of the table, a key and the length of
-    // its record; if none is found, one row with nulls in the last two.
+    // Blocks from $1 to below $2: a TID range scan, which servers before 14 do not have. The undecided
+    // records if $3, else those whose fence was issued at most $4 ago; without $4 all.
+    // Columns: as of a page, without long records; the file and the number of blocks of the table, and
+    // the length of the record. If none is found, one row with nulls in those of the record.
     format!(
-        "SELECT {NOW}, t.file, t.blocks, c.key, octet_length(c.sealed)
+        "SELECT {NOW}, false, c.key, c.tag, c.fence, c.lease_until, c.keep_until, c.state,
+    CASE WHEN octet_length(c.sealed) <= {INLINE_BYTES} THEN c.sealed END,
+    t.file, t.blocks, octet_length(c.sealed)
 FROM (
     SELECT pg_relation_filenode('{regclass}'::regclass)::int8 AS file,
         pg_relation_size('{regclass}'::regclass) / current_setting('block_size')::int8 AS blocks
 ) t
 LEFT JOIN {cells} c ON c.ctid >= format('(%s,0)', $1)::tid
-    AND c.ctid < format('(%s,0)', $1 + $2)::tid
-    AND ($3 OR c.state = 'unknown' OR (c.state = 'in-flight' AND c.lease_until <= {NOW}))",
+    AND c.ctid < format('(%s,0)', $2)::tid
+    AND CASE WHEN $3
+        THEN c.state = 'unknown' OR (c.state = 'in-flight' AND c.lease_until <= {NOW})
+        ELSE $4 IS NULL OR c.fence >= {NOW} - $4
+    END",
         regclass = cells.replace('\'', "''")
     )
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use hapax_core::schedule::Schedule;
 use hapax_core::store::parts::Admission;
@@ -32,7 +33,7 @@ use crate::secret::Purpose;
 use crate::server_info::Tables;
 use crate::shared::{LoadJob, Shared};
 use crate::swaps::SwapJob;
-use crate::walk;
+use crate::walk::{self, Visited};
 use crate::writer::{Writer, WriterConnection, WriterMode};
 
 /// Number of tasks that send single swaps. This many keys can be locked by transactions that were
@@ -380,7 +381,7 @@ impl Inspect for PostgresStore {
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         if self.tables.reads_blocks {
-            Box::pin(walk::step(&self.upkeep, &self.sealer, from, limit, false, visit))
+            Box::pin(walk::step(&self.upkeep, &self.sealer, from, limit, Visited::Undecided, visit))
         } else {
             scan_by_pages(self, from, limit, visit)
         }
@@ -390,10 +391,18 @@ impl Inspect for PostgresStore {
         &'a self,
         from: Cursor,
         limit: NonZeroU32,
+        since: Option<Duration>,
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         if self.tables.reads_blocks {
-            Box::pin(walk::step(&self.upkeep, &self.sealer, from, limit, true, visit))
+            Box::pin(walk::step(
+                &self.upkeep,
+                &self.sealer,
+                from,
+                limit,
+                Visited::All(since),
+                visit,
+            ))
         } else {
             scan_by_pages(self, from, limit, visit)
         }

@@ -1,8 +1,8 @@
 //! The walk over undecided records, or over all.
 //!
-//! It reads the blocks of the table in their order on the disk: in the order of keys each record
-//! would be in another block. In a walk over undecided records the server leaves out all others,
-//! which are nearly all.
+//! It reads the blocks of the table, not the records in the order of their keys, each of which is in
+//! another block. The last blocks are first: while the table grows they have the newest records. In a
+//! walk over undecided records the server leaves out all others, which are nearly all.
 //!
 //! A record that is written during the walk may move to a block that was read already. A rewrite of
 //! the whole table, as by `VACUUM FULL`, moves all records, and ends the walk with an error.
@@ -10,6 +10,7 @@
 use std::error::Error;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hapax_core::store::{Cursor, ScanStep, Visitor};
 use hapax_core::{Sealer, StoreError, Timestamp};
@@ -24,33 +25,46 @@ use crate::sql::PAGE_BYTES;
 /// updates.
 const RECORDS_OF_A_BLOCK: u32 = 4;
 
+/// Records that a walk visits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Visited {
+    Undecided,
+    /// All of which the last execution began at most so long ago; without a time all.
+    All(Option<Duration>),
+}
+
 /// Reads as many blocks as `limit` records may take. A position is the file of the table and the
-/// number of the next block.
+/// number of blocks that are left.
 pub(crate) async fn step(
     upkeep: &Arc<Maintenance>,
     sealer: &Sealer,
     from: Cursor,
     limit: NonZeroU32,
-    all: bool,
+    visited: Visited,
     visit: Visitor<'_>,
 ) -> Result<ScanStep, StoreError> {
-    let (file, first) = match from.as_bytes().as_chunks().0 {
-        [file, first] => (Some(i64::from_be_bytes(*file)), i64::from_be_bytes(*first)),
-        _ => (None, 0),
+    let (file, left) = match from.as_bytes().as_chunks().0 {
+        [file, left] => (i64::from_be_bytes(*file), i64::from_be_bytes(*left)),
+        _ => {
+            // Of no blocks: which file it is, and how many blocks it has.
+            let Blocks { file, blocks, .. } = read(upkeep, 0, 0, visited).await?;
+            (file, blocks)
+        }
     };
     let count = i64::from(limit.get().div_ceil(RECORDS_OF_A_BLOCK));
-    let rows = upkeep
-        .run(Job::Blocks { first, count, all })
-        .await
-        .map_err(MaintenanceError::into_read_error)?;
-    let found = Blocks::read(&rows).map_err(|_| unreadable())?;
-    if file.is_some_and(|file| file != found.file) {
+    let found = read(upkeep, left, count, visited).await?;
+    if file != found.file {
         return Err(StoreError::unavailable(PostgresStoreError::Rewritten));
     }
     let (mut keys, mut bytes) = (Vec::new(), 0);
-    for (key, length) in found.keys {
+    for (row, length) in found.rows {
+        if matches!(&row.found, Ok(Some(found)) if found.sealed.is_some()) {
+            open(row, sealer, visit)?;
+            continue;
+        }
+        let Some(key) = row.key else { continue };
         bytes += length;
-        keys.push(key);
+        keys.push(key.as_bytes().to_vec());
         if bytes >= PAGE_BYTES as usize {
             load(upkeep, sealer, std::mem::take(&mut keys), visit).await?;
             bytes = 0;
@@ -59,12 +73,12 @@ pub(crate) async fn step(
     if !keys.is_empty() {
         load(upkeep, sealer, keys, visit).await?;
     }
-    let next = first.saturating_add(count);
-    let place = || Cursor::new([found.file.to_be_bytes(), next.to_be_bytes()].concat());
-    Ok(ScanStep { now: found.now, next: (next < found.blocks).then(place) })
+    let left = left.saturating_sub(count);
+    let place = || Cursor::new([file.to_be_bytes(), left.to_be_bytes()].concat());
+    Ok(ScanStep { now: found.now, next: (left > 0).then(place) })
 }
 
-/// Loads records on the maintenance connection, so that requests do not wait for it, and visits
+/// Loads large records on the maintenance connection, so that requests do not wait for it, and visits
 /// them.
 async fn load(
     upkeep: &Arc<Maintenance>,
@@ -74,17 +88,21 @@ async fn load(
 ) -> Result<(), StoreError> {
     let rows = upkeep.run(Job::Load { keys }).await.map_err(MaintenanceError::into_read_error)?;
     for row in &rows {
-        let ResultRow { now, key, found, .. } =
-            ResultRow::read(row).map_err(StoreError::corrupt)?;
-        let key = key.ok_or_else(unreadable)?;
-        let stored = match found {
-            Ok(Some(found)) => found.open(&key, sealer),
-            // Removed since it was found.
-            Ok(None) => continue,
-            Err(damaged) => Err(StoreError::corrupt(damaged)),
-        };
-        visit(&key, &stored, now);
+        open(ResultRow::read(row).map_err(StoreError::corrupt)?, sealer, visit)?;
     }
+    Ok(())
+}
+
+fn open(row: ResultRow, sealer: &Sealer, visit: Visitor<'_>) -> Result<(), StoreError> {
+    let ResultRow { now, key, found, .. } = row;
+    let key = key.ok_or_else(unreadable)?;
+    let stored = match found {
+        Ok(Some(found)) => found.open(&key, sealer),
+        // Removed since it was found.
+        Ok(None) => return Ok(()),
+        Err(damaged) => Err(StoreError::corrupt(damaged)),
+    };
+    visit(&key, &stored, now);
     Ok(())
 }
 
@@ -95,21 +113,34 @@ struct Blocks {
     file: i64,
     /// Number of blocks of the whole table.
     blocks: i64,
-    /// Keys of the records, each with the size of its record in bytes.
-    keys: Vec<(Vec<u8>, usize)>,
+    /// The records, each with its length in bytes. Large ones are without the record itself.
+    rows: Vec<(ResultRow, usize)>,
+}
+
+/// Reads the last `count` of the first `end` blocks.
+async fn read(
+    upkeep: &Arc<Maintenance>,
+    end: i64,
+    count: i64,
+    visited: Visited,
+) -> Result<Blocks, StoreError> {
+    let job = Job::Blocks { first: end.saturating_sub(count).max(0), end, visited };
+    let rows = upkeep.run(job).await.map_err(MaintenanceError::into_read_error)?;
+    Blocks::read(&rows).map_err(|_| unreadable())
 }
 
 impl Blocks {
     fn read(rows: &[Row]) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let first = rows.first().ok_or("no row")?;
-        let mut keys = Vec::new();
+        let (file, blocks) = (first.try_get(9)?, first.try_get(10)?);
+        let now = ResultRow::read(first)?.now;
+        let mut found = Vec::new();
         for row in rows {
-            if let Some(key) = row.try_get::<_, Option<Vec<u8>>>(3)? {
-                keys.push((key, usize::try_from(row.try_get::<_, i32>(4)?)?));
+            if let Some(length) = row.try_get::<_, Option<i32>>(11)? {
+                found.push((ResultRow::read(row)?, usize::try_from(length)?));
             }
         }
-        let now = Timestamp::from_micros(u64::try_from(first.try_get::<_, i64>(0)?)?);
-        Ok(Self { now, file: first.try_get(1)?, blocks: first.try_get(2)?, keys })
+        Ok(Self { now, file, blocks, rows: found })
     }
 }
 

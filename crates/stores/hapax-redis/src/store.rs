@@ -4,6 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -428,6 +429,7 @@ impl Inspect for RedisStore {
         &'a self,
         from: Cursor,
         limit: NonZeroU32,
+        _: Option<Duration>,
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         self.scan(from, limit, visit)

@@ -362,9 +362,10 @@ impl<A: Inspect + ?Sized> Inspect for Tiered<A> {
         &'a self,
         from: Cursor,
         limit: NonZeroU32,
+        since: Option<Duration>,
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
-        self.authority.scan_all(from, limit, visit)
+        self.authority.scan_all(from, limit, since, visit)
     }
 }
 

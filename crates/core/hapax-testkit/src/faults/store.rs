@@ -260,11 +260,12 @@ impl<S: Inspect> Inspect for FaultyStore<S> {
         &'a self,
         from: Cursor,
         limit: NonZeroU32,
+        since: Option<Duration>,
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         Box::pin(async move {
             self.enter(&self.rates()).await?;
-            self.inner.scan_all(from, limit, visit).await
+            self.inner.scan_all(from, limit, since, visit).await
         })
     }
 }

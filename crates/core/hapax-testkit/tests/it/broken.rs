@@ -44,6 +44,7 @@ enum Bug {
     PagesLeaveOutTheExpired,
     PagesSayThereIsNoMore,
     WalksLeaveOutTheDone,
+    WalksSinceATimeAreEmpty,
     FencesForgetTheLast,
 }
 
@@ -244,8 +245,12 @@ impl Inspect for Broken {
         &'a self,
         from: Cursor,
         limit: NonZeroU32,
+        since: Option<Duration>,
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        if self.bug == Bug::WalksSinceATimeAreEmpty && since.is_some() {
+            return Box::pin(async { Ok(ScanStep { now: self.clock.now(), next: None }) });
+        }
         if self.bug != Bug::WalksLeaveOutTheDone {
             return scan_by_pages(self, from, limit, visit);
         }
@@ -343,5 +348,6 @@ found! {
     finds_pages_without_the_expired: PagesLeaveOutTheExpired
     finds_pages_that_end_too_soon: PagesSayThereIsNoMore
     finds_walks_without_the_done: WalksLeaveOutTheDone
+    finds_empty_walks_since_a_time: WalksSinceATimeAreEmpty
     finds_fences_that_forget_the_last: FencesForgetTheLast
 }

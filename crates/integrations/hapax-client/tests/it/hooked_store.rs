@@ -103,9 +103,10 @@ impl<S: Inspect> Inspect for HookedStore<S> {
         &'a self,
         from: Cursor,
         limit: NonZeroU32,
+        since: Option<Duration>,
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
-        self.inner.scan_all(from, limit, visit)
+        self.inner.scan_all(from, limit, since, visit)
     }
 }
 

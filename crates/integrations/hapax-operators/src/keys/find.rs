@@ -22,7 +22,7 @@ use crate::register::register_id;
 /// Numbers of records that are read from the store at once: at first, and at most, where they are read fast. They may
 /// be large, and a step ends only between two pages.
 const FIRST_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(63);
-const MAX_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(511);
+const MAX_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(2047);
 
 /// Time within which a page is read fast.
 const FAST: Duration = Duration::from_millis(50);
@@ -86,20 +86,21 @@ impl OperatorRecords {
         let mut place = position(query.from.as_deref())?;
         let mut found = FoundRecords::default();
         let (began, mut page) = (Instant::now(), FIRST_PAGE);
+        let since = query.since_seconds.map(Duration::from_secs);
         let _turn = self.permit().await;
         loop {
-            let since = Instant::now();
+            let page_began = Instant::now();
             let mut visit =
                 |id: &OperationId, stored: &Result<StoredRecord, StoreError>, now: Timestamp| {
                     found.visit(query, id, stored, now);
                 };
-            let step = self.store.scan_all(place, page, &mut visit).await?;
+            let step = self.store.scan_all(place, page, since, &mut visit).await?;
             let Some(next) = step.next else { return Ok(found) };
             if found.keys.len() >= ENOUGH || began.elapsed() >= STEP {
                 found.next = Some(to_base64(next.as_bytes()));
                 return Ok(found);
             }
-            page = match since.elapsed() <= FAST {
+            page = match page_began.elapsed() <= FAST {
                 true => page.saturating_add(page.get()).min(MAX_PAGE),
                 false => FIRST_PAGE,
             };

@@ -196,9 +196,10 @@ impl Inspect for MeasuredStore {
         &'a self,
         from: Cursor,
         limit: NonZeroU32,
+        since: Option<Duration>,
         visit: Visitor<'a>,
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
-        self.store.scan_all(from, limit, visit)
+        self.store.scan_all(from, limit, since, visit)
     }
 }
 

@@ -21,3 +21,4 @@ mod tls;
 mod transact;
 mod transactions;
 mod waking;
+mod walks;

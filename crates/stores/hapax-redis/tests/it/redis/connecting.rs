@@ -244,7 +244,8 @@ async fn a_walk_needs_no_more_than_the_least_limit_of_requests() {
         let mut visit = |id: &OperationId, _: &Result<StoredRecord, StoreError>, _| {
             ids.insert(*id);
         };
-        place = store.scan_all(from, std::num::NonZeroU32::MAX, &mut visit).await.unwrap().next;
+        place =
+            store.scan_all(from, std::num::NonZeroU32::MAX, None, &mut visit).await.unwrap().next;
     }
     assert_eq!(ids.len(), 40);
 }
