@@ -23,6 +23,14 @@ struct Count {
     ignored: u64,
 }
 
+/// Result of the tests outside of the documentation.
+struct Tested {
+    count: Count,
+    /// Names of the tests that failed, and passed when they were repeated.
+    flaky: Vec<String>,
+    outcome: Outcome,
+}
+
 /// Variables that name servers which the set-up does not install, and the tests that need them.
 const OPTIONAL: [(&str, &str); 2] = [
     ("KAFKA_BOOTSTRAP", "Kafka on a real cluster"),
@@ -32,7 +40,7 @@ const OPTIONAL: [(&str, &str); 2] = [
 /// Runs every test, except those of the servers in `skip`.
 pub(crate) fn run(skip: &Skip) -> Outcome {
     setup::run(skip)?;
-    let (programs, tested) = programs(skip)?;
+    let Tested { count: programs, flaky, outcome: tested } = programs(skip)?;
     // Also after a failed test: one run shows everything that is broken.
     let (said, documented) =
         Run::cargo().args(["test", "--doc", "--no-fail-fast"]).args(EVERYTHING).tee();
@@ -40,6 +48,7 @@ pub(crate) fn run(skip: &Skip) -> Outcome {
     let unset: Vec<_> =
         OPTIONAL.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect();
     let verdict = verdict(skip, &unset, outcome.is_ok(), programs, Count::told(&said));
+    let verdict = verdict + &repeated(&flaky);
     match outcome {
         Ok(()) => println!("\n{verdict}"),
         Err(failure) => return Err(Failure::new(format!("{failure}\n{verdict}"))),
@@ -54,7 +63,7 @@ fn threads() -> usize {
 }
 
 /// Runs all tests except those in the documentation.
-fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
+fn programs(skip: &Skip) -> Result<Tested, Failure> {
     if Run::cargo().args(["nextest", "--version"]).succeeds() {
         // Nextest writes below the workspace, wherever cargo builds.
         let report = folder("workspace_root")?.join("target/nextest/default/junit.xml");
@@ -72,7 +81,7 @@ fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
             let report = report.display();
             return Err(Failure::new(format!("nextest succeeded, but {report} has no tests")));
         }
-        return Ok((count, outcome));
+        return Ok(Tested { count, flaky: flaky(&text), outcome });
     }
     let mut count = Count::default();
     for (which, threads) in [
@@ -85,10 +94,10 @@ fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
         let (said, outcome) = test.args(which).args(["--"]).args(threads).args(skip.filter()).tee();
         count = count.and(Count::told(&said));
         if outcome.is_err() {
-            return Ok((count, outcome));
+            return Ok(Tested { count, flaky: Vec::new(), outcome });
         }
     }
-    Ok((count, Ok(())))
+    Ok(Tested { count, flaky: Vec::new(), outcome: Ok(()) })
 }
 
 /// Returns the folder into which cargo builds.
@@ -143,6 +152,25 @@ impl Count {
     }
 }
 
+/// Returns the names of the tests that nextest reports as flaky.
+fn flaky(report: &str) -> Vec<String> {
+    let cases = report.split("<testcase ").skip(1);
+    let flaky = cases.filter(|case| {
+        case.split("</testcase>").next().is_some_and(|it| it.contains("<flakyFailure"))
+    });
+    flaky
+        .filter_map(|case| Some(case.split_once("name=\"")?.1.split('"').next()?.to_owned()))
+        .collect()
+}
+
+/// Returns the part of the verdict about tests that passed only when they were repeated.
+fn repeated(flaky: &[String]) -> String {
+    match flaky {
+        [] => String::new(),
+        names => format!("; passed only when repeated: {}", names.join(", ")),
+    }
+}
+
 /// Returns one line: which tests ran, how many passed, which were left out and why.
 fn verdict(
     skip: &Skip,
@@ -188,6 +216,18 @@ mod tests {
             failures=\"2\" errors=\"1\" time=\"1.5\">\n<testsuite tests=\"9\">";
         assert_eq!(Count::reported(report), Count { passed: 44, failed: 3, ignored: 0 });
         assert_eq!(Count::reported(""), Count::default());
+    }
+
+    #[test]
+    fn flaky_tests_are_named() {
+        let report = "<testsuite name=\"a\">\
+            <testcase name=\"x::one\" classname=\"a\" time=\"0.1\"></testcase>\
+            <testcase name=\"x::two\" classname=\"a\" time=\"0.1\">\
+            <flakyFailure type=\"test failure\">name=\"no\"</flakyFailure></testcase>\
+            <testcase name=\"x::three\" classname=\"a\" time=\"0.1\"></testcase></testsuite>";
+        assert_eq!(flaky(report), ["x::two"]);
+        assert_eq!(repeated(&flaky(report)), "; passed only when repeated: x::two");
+        assert_eq!(repeated(&flaky("")), "");
     }
 
     #[test]
