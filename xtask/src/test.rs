@@ -155,9 +155,8 @@ impl Count {
 /// Returns the names of the tests that nextest reports as flaky.
 fn flaky(report: &str) -> Vec<String> {
     let cases = report.split("<testcase ").skip(1);
-    let flaky = cases.filter(|case| {
-        case.split("</testcase>").next().is_some_and(|it| it.contains("<flakyFailure"))
-    });
+    let flaky = cases
+        .filter(|case| case.split("</testcase>").next().is_some_and(|it| it.contains("<flaky")));
     flaky
         .filter_map(|case| Some(case.split_once("name=\"")?.1.split('"').next()?.to_owned()))
         .collect()

@@ -257,8 +257,9 @@ ORDER BY p.key"
     )
 }
 
-/// Length up to which a walk reads a sealed record with its row: longer ones are stored outside of it.
-const INLINE_BYTES: u32 = 2000;
+/// Length up to which a walk reads a sealed record with its row. Longer ones may be stored outside of it (from
+/// about 1,850 bytes on), so that a block has many.
+const INLINE_BYTES: u32 = 1800;
 
 fn blocks(cells: &str) -> String {
     // Blocks from $1 to below $2: a TID range scan, which servers before 14 do not have. The undecided

@@ -4,8 +4,8 @@
 //! another block. The last blocks are first: while the table grows they have the newest records. In a
 //! walk over undecided records the server leaves out all others, which are nearly all.
 //!
-//! A record that is written during the walk may move to a block that was read already. A rewrite of
-//! the whole table, as by `VACUUM FULL`, moves all records, and ends the walk with an error.
+//! A record that is written during the walk may move to a block that was read already; blocks that were added
+//! meanwhile are read at the end. A rewrite of the whole table, as by `VACUUM FULL`, moves all records, and ends the walk with an error.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -33,8 +33,49 @@ pub(crate) enum Visited {
     All(Option<Duration>),
 }
 
-/// Reads as many blocks as `limit` records may take. A position is the file of the table and the
-/// number of blocks that are left.
+/// Limit of the blocks of a step, whose small records are in memory together: 2 MiB.
+const MOST_BLOCKS: i64 = 256;
+
+/// Numbers of 8 bytes in a position.
+const NUMBERS: usize = 4;
+
+/// A position: the blocks between `floor` and `left` are to be read, then those that were added to `top` blocks
+/// since.
+#[derive(Clone, Copy)]
+struct Position {
+    /// The file of the table.
+    file: i64,
+    floor: i64,
+    left: i64,
+    top: i64,
+}
+
+impl Position {
+    /// Returns the position of a cursor; `None` for the beginning. Any caller may have written the numbers: those that
+    /// are no blocks become the nearest ones.
+    fn read(from: &Cursor) -> Option<Self> {
+        let (numbers, []) = from.as_bytes().as_chunks() else { return None };
+        let numbers: [[u8; 8]; NUMBERS] = numbers.try_into().ok()?;
+        let [file, floor, left, top] = numbers.map(i64::from_be_bytes);
+        let [floor, left, top] = [floor, left, top].map(|it| it.clamp(0, i64::from(u32::MAX)));
+        Some(Self { file, floor, left, top })
+    }
+
+    fn cursor(self) -> Cursor {
+        let Self { file, floor, left, top } = self;
+        Cursor::new([file, floor, left, top].map(i64::to_be_bytes).concat())
+    }
+
+    /// Returns the position after the blocks from `first` on were read, of a table with so many `blocks` now.
+    fn next(self, first: i64, blocks: i64) -> Option<Self> {
+        if first > self.floor {
+            return Some(Self { left: first.min(blocks), ..self });
+        }
+        (blocks > self.top).then_some(Self { floor: self.top, left: blocks, top: blocks, ..self })
+    }
+}
+
+/// Reads as many blocks as `limit` records may take.
 pub(crate) async fn step(
     upkeep: &Arc<Maintenance>,
     sealer: &Sealer,
@@ -43,17 +84,18 @@ pub(crate) async fn step(
     visited: Visited,
     visit: Visitor<'_>,
 ) -> Result<ScanStep, StoreError> {
-    let (file, left) = match from.as_bytes().as_chunks().0 {
-        [file, left] => (i64::from_be_bytes(*file), i64::from_be_bytes(*left)),
-        _ => {
+    let place = match Position::read(&from) {
+        Some(place) => place,
+        None => {
             // Of no blocks: which file it is, and how many blocks it has.
             let Blocks { file, blocks, .. } = read(upkeep, 0, 0, visited).await?;
-            (file, blocks)
+            Position { file, floor: 0, left: blocks, top: blocks }
         }
     };
-    let count = i64::from(limit.get().div_ceil(RECORDS_OF_A_BLOCK));
-    let found = read(upkeep, left, count, visited).await?;
-    if file != found.file {
+    let count = i64::from(limit.get().div_ceil(RECORDS_OF_A_BLOCK)).min(MOST_BLOCKS);
+    let first = place.left.saturating_sub(count).max(place.floor);
+    let found = read(upkeep, first, place.left, visited).await?;
+    if place.file != found.file {
         return Err(StoreError::unavailable(PostgresStoreError::Rewritten));
     }
     let (mut keys, mut bytes) = (Vec::new(), 0);
@@ -73,9 +115,8 @@ pub(crate) async fn step(
     if !keys.is_empty() {
         load(upkeep, sealer, keys, visit).await?;
     }
-    let left = left.saturating_sub(count);
-    let place = || Cursor::new([file.to_be_bytes(), left.to_be_bytes()].concat());
-    Ok(ScanStep { now: found.now, next: (left > 0).then(place) })
+    let next = place.next(first, found.blocks).map(Position::cursor);
+    Ok(ScanStep { now: found.now, next })
 }
 
 /// Loads large records on the maintenance connection, so that requests do not wait for it, and visits
@@ -117,14 +158,14 @@ struct Blocks {
     rows: Vec<(ResultRow, usize)>,
 }
 
-/// Reads the last `count` of the first `end` blocks.
+/// Reads the blocks from `first` to below `end`.
 async fn read(
     upkeep: &Arc<Maintenance>,
+    first: i64,
     end: i64,
-    count: i64,
     visited: Visited,
 ) -> Result<Blocks, StoreError> {
-    let job = Job::Blocks { first: end.saturating_sub(count).max(0), end, visited };
+    let job = Job::Blocks { first, end, visited };
     let rows = upkeep.run(job).await.map_err(MaintenanceError::into_read_error)?;
     Blocks::read(&rows).map_err(|_| unreadable())
 }
@@ -136,8 +177,10 @@ impl Blocks {
         let now = ResultRow::read(first)?.now;
         let mut found = Vec::new();
         for row in rows {
-            if let Some(length) = row.try_get::<_, Option<i32>>(11)? {
-                found.push((ResultRow::read(row)?, usize::try_from(length)?));
+            let record = ResultRow::read(row)?;
+            if record.key.is_some() {
+                let length = row.try_get::<_, Option<i32>>(11)?.unwrap_or_default();
+                found.push((record, usize::try_from(length)?));
             }
         }
         Ok(Self { now, file, blocks, rows: found })

@@ -22,7 +22,7 @@ use crate::register::register_id;
 /// Numbers of records that are read from the store at once: at first, and at most, where they are read fast. They may
 /// be large, and a step ends only between two pages.
 const FIRST_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(63);
-const MAX_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(2047);
+const MAX_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(511);
 
 /// Time within which a page is read fast.
 const FAST: Duration = Duration::from_millis(50);
