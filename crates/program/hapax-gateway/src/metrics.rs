@@ -4,6 +4,7 @@
 //! paths are never labels.
 
 mod counts;
+mod panics;
 mod process;
 mod unretried;
 
@@ -21,6 +22,7 @@ use hapax_operators::Undecided;
 use crate::store::{OpenStore, StoreCalls};
 use counts::ByRoute;
 pub(crate) use counts::{ObservedResult, ReconcileResult, RouteCounts, RouteObserver};
+pub(crate) use panics::{BackgroundTask, TaskPanics};
 pub(crate) use unretried::{UnretriedCounts, UnretriedResult};
 
 /// Upper bounds of the duration of an execution, in milliseconds.
@@ -81,6 +83,7 @@ pub(crate) struct Metrics {
     age: Histogram<{ AGE_PERCENT.len() }>,
     pub(crate) reaped: AtomicU64,
     pub(crate) unretried: UnretriedCounts,
+    pub(crate) panics: TaskPanics,
     /// Calls of the store.
     pub(crate) calls: Arc<StoreCalls>,
 }
@@ -109,6 +112,7 @@ impl Metrics {
             age: Histogram::default(),
             reaped: AtomicU64::default(),
             unretried: UnretriedCounts::default(),
+            panics: TaskPanics::default(),
             calls: Arc::default(),
         };
         // The series without a route exist from the beginning.
@@ -231,6 +235,7 @@ impl Metrics {
             head(out, name, "gauge", help)?;
             writeln!(out, "{name} {value}")?;
         }
+        self.panics.write(out)?;
         process::write(out, self.started)?;
         undecided(out, &gauges.undecided)?;
         let name = "hapax_quarantine_end_seconds";

@@ -1,12 +1,14 @@
 //! Tasks of a gateway.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_operators::{caught, supervised};
+use hapax_operators::{caught, supervised_with_count};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::admin::EndedTask;
+use crate::metrics::{BackgroundTask, Metrics};
 
 /// A task that is aborted when this value is dropped.
 #[derive(Debug)]
@@ -14,8 +16,15 @@ pub(super) struct Task(pub(super) JoinHandle<()>);
 
 /// Runs a task that cannot begin anew. After a panic `/readyz` is 503, so that a load balancer sends no requests here; the
 /// process goes on until an operator restarts it.
-pub(super) async fn reported(what: &'static str, task: impl Future<Output = ()>, ended: EndedTask) {
-    if let Err(panic) = caught(task).await {
+pub(super) async fn reported(
+    task: BackgroundTask,
+    metrics: Arc<Metrics>,
+    future: impl Future<Output = ()>,
+    ended: EndedTask,
+) {
+    if let Err(panic) = caught(future).await {
+        let what = task.subject();
+        metrics.panics.count(task);
         // Of several the first one is enough.
         let _ = ended.set(what);
         tracing::error!(%panic, "{what} panicked and has ended: restart this process, and report this as a bug");
@@ -23,15 +32,18 @@ pub(super) async fn reported(what: &'static str, task: impl Future<Output = ()>,
 }
 
 impl Task {
-    /// Spawns a task that begins anew after a panic.
+    /// Spawns a task that begins anew after a panic, which is counted.
     pub(super) fn supervised<F>(
-        what: &'static str,
+        task: BackgroundTask,
+        metrics: Arc<Metrics>,
         begin: impl FnMut() -> F + Send + 'static,
     ) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        Self(tokio::spawn(supervised(what, begin)))
+        Self(tokio::spawn(async move {
+            supervised_with_count(task.subject(), metrics.panics.of(task), begin).await;
+        }))
     }
 
     pub(super) async fn join(&mut self, limit: Duration) {

@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hapax_core::{Entropy, Inspect, OperationId, Reconciled, SystemEntropy};
-use hapax_operators::{Census, RecordView, supervised};
+use hapax_operators::{Census, RecordView, supervised_with_count};
 use hapax_proxy::{Shutdown, ShutdownPhase};
 use tokio::time::{Instant, sleep};
 
 use super::backoff::{Backoff, CallResult};
 use super::unretried::{NotRequested, UnretriedReconciler};
+use crate::metrics::BackgroundTask;
 
 /// Reconcile requests in progress at once.
 const CONCURRENT: usize = 4;
@@ -54,7 +55,9 @@ struct Warned(Option<([bool; NotRequested::CODES.len()], Instant)>);
 impl BackgroundReconciler {
     /// Runs until the gateway drains. After a panic it begins anew, with an interval's pause.
     pub(crate) async fn run(self) {
-        supervised("the reconciliation without retries", || self.passes()).await;
+        let task = BackgroundTask::Reconcile;
+        let panics = self.reconciler.metrics.panics.of(task);
+        supervised_with_count(task.subject(), panics, || self.passes()).await;
     }
 
     async fn passes(&self) {
