@@ -81,7 +81,7 @@ pub use sagas::{
     SagaDecisionView, SagaDetails, SagaId, SagaList, SagaQuery, SagaStateView, SagaStepView,
     SagaSummary, StepOutcomeView, StuckView, TriesView, parse_write_id,
 };
-pub use supervise::{Panic, caught, supervised, supervised_with_count};
+pub use supervise::{Panic, caught, supervised};
 pub use token::{
     AdminToken, TokenError, is_key_open_to_others, is_open_to_others, open_secret_file,
 };

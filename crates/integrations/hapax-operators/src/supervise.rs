@@ -7,7 +7,6 @@ use std::fmt;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -54,16 +53,7 @@ pub async fn caught<F: Future>(future: F) -> Result<F::Output, Panic> {
 /// pauses grow from 100 ms to 30 s. `what` is the subject of that error, such as "the removal of expired records".
 ///
 /// Dropping the future ends the task at an await, or the pause.
-pub async fn supervised<F: Future>(what: &str, begin: impl FnMut() -> F) -> F::Output {
-    supervised_with_count(what, &AtomicU64::default(), begin).await
-}
-
-/// Runs a task as [`supervised`] does, and adds 1 to `panics` at each panic.
-pub async fn supervised_with_count<F: Future>(
-    what: &str,
-    panics: &AtomicU64,
-    mut begin: impl FnMut() -> F,
-) -> F::Output {
+pub async fn supervised<F: Future>(what: &str, mut begin: impl FnMut() -> F) -> F::Output {
     let [first, longest] = PAUSES;
     let mut pause = first;
     loop {
@@ -72,7 +62,6 @@ pub async fn supervised_with_count<F: Future>(
             Ok(result) => return result,
             Err(panic) => panic,
         };
-        panics.fetch_add(1, Ordering::Relaxed);
         if begun.elapsed() >= longest {
             pause = first;
         }
@@ -101,8 +90,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_begins_anew_after_a_pause_that_grows() {
         let (origin, mut begun) = (Instant::now(), Vec::new());
-        let panics = AtomicU64::default();
-        let result = supervised_with_count("a task", &panics, || {
+        let result = supervised("a task", || {
             begun.push(origin.elapsed().as_millis());
             let number = begun.len();
             async move {
@@ -118,7 +106,6 @@ mod tests {
         });
         assert_eq!(result.await, 6);
         assert_eq!(begun, [0, 100, 300, 700, 30_800, 31_000]);
-        assert_eq!(panics.load(Ordering::Relaxed), 5);
     }
 
     #[tokio::test(start_paused = true)]

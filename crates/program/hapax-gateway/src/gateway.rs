@@ -26,7 +26,7 @@ use crate::budget::{self, MemoryPlan};
 use crate::config::{Config, ResolvedConfig};
 use crate::handler::RequestHandler;
 use crate::housekeeping::housekeeping;
-use crate::metrics::{BackgroundTask, Metrics};
+use crate::metrics::Metrics;
 use crate::reconcile::{self, BackgroundReconciler, UnretriedReconciler};
 use crate::snapshot::{CurrentConfig, SharedResources};
 use crate::store::{MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener};
@@ -414,21 +414,27 @@ async fn run(
         probed.open(admin, &operators)
     });
     let listening = listener::serve(data, handler, clients, shutdown.clone());
-    let listening =
-        task::reported(BackgroundTask::Listener, Arc::clone(&metrics), listening, ended);
+    let listening = task::reported("the listener for clients", listening, ended);
     Ok(RunningGateway {
         local_addr,
         admin_addr,
         engine,
-        housekeeping: Task(tokio::spawn(housekeeping(
-            Arc::clone(&opened.store) as Arc<dyn Store>,
-            Arc::clone(&resources.observed) as Arc<dyn Store>,
-            Arc::clone(&metrics),
-            Arc::clone(&resources.upstreams),
-            certificates.clone(),
-        ))),
+        housekeeping: Task::supervised("housekeeping", {
+            let (store, certificates) = (Arc::clone(&opened.store), certificates.clone());
+            let observed = Arc::clone(&resources.observed);
+            let upstreams = Arc::clone(&resources.upstreams);
+            move || {
+                housekeeping(
+                    Arc::clone(&store) as Arc<dyn Store>,
+                    Arc::clone(&observed) as Arc<dyn Store>,
+                    Arc::clone(&metrics),
+                    Arc::clone(&upstreams),
+                    certificates.clone(),
+                )
+            }
+        }),
         reconciling,
-        registered: Task::supervised(BackgroundTask::Register, metrics, {
+        registered: Task::supervised("the entry in the register of the store", {
             let user = user.clone();
             move || {
                 let user = user.clone();

@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax_core::Store;
-use hapax_operators::supervised_with_count;
 use hapax_proxy::Upstreams;
 use hapax_proxy::tls::AllCertificates;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::metrics::{BackgroundTask, Metrics, TaskPanics};
+use crate::metrics::Metrics;
 
 /// Interval of the removal of expired records.
 const REAP_EVERY: Duration = Duration::from_secs(10);
@@ -27,7 +26,7 @@ const PRUNE_EVERY: Duration = Duration::from_millis(500);
 /// Interval of the checks for changed certificate files. The files are small.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Runs all periodic tasks until the future is dropped. Each begins anew after a panic, and the others go on.
+/// Runs all periodic tasks until the future is dropped.
 pub(crate) async fn housekeeping(
     store: Arc<dyn Store>,
     observed: Arc<dyn Store>,
@@ -36,20 +35,12 @@ pub(crate) async fn housekeeping(
     certificates: AllCertificates,
 ) {
     let forgotten = AtomicU64::default();
-    let (panics, removed) = (&metrics.panics, &metrics.reaped);
     tokio::join!(
-        periodic(BackgroundTask::Reap, panics, || reap(&*store, removed)),
-        periodic(BackgroundTask::ReapObserved, panics, || reap(&*observed, &forgotten)),
-        periodic(BackgroundTask::IdleConnections, panics, || prune(&upstreams)),
-        periodic(BackgroundTask::Certificates, panics, || look(&certificates)),
+        reap(&*store, &metrics.reaped),
+        reap(&*observed, &forgotten),
+        prune(&upstreams),
+        look(&certificates),
     );
-}
-
-async fn periodic<F>(task: BackgroundTask, panics: &TaskPanics, begin: impl FnMut() -> F)
-where
-    F: Future<Output = ()>,
-{
-    supervised_with_count(task.subject(), panics.of(task), begin).await;
 }
 
 async fn look(certificates: &AllCertificates) {
@@ -98,18 +89,14 @@ mod tests {
     use std::sync::Mutex;
 
     use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
-    use hapax_core::{MemoryStore, OperationId, StoreError};
+    use hapax_core::{OperationId, StoreError};
     use tokio::time::{Instant, timeout};
 
     use super::*;
-    use crate::metrics::Gauges;
-    use crate::store::OpenStore;
 
     /// A store whose rounds of reaping return these results in turn, with the time of each call.
-    #[derive(Debug, Default)]
+    #[derive(Debug)]
     struct Rounds {
-        /// The number of first rounds that panic.
-        panics: usize,
         next: Mutex<Vec<Result<Reaped, StoreError>>>,
         asked: Mutex<Vec<Instant>>,
     }
@@ -125,12 +112,7 @@ mod tests {
 
         fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
             assert_eq!(limit, REAP_LIMIT);
-            let number = {
-                let mut asked = self.asked.lock().unwrap();
-                asked.push(Instant::now());
-                asked.len()
-            };
-            assert!(number > self.panics, "a planted bug");
+            self.asked.lock().unwrap().push(Instant::now());
             let round = self.next.lock().unwrap().pop();
             Box::pin(async move { round.unwrap_or(Ok(Reaped::default())) })
         }
@@ -141,45 +123,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_panic_of_one_task_is_counted_and_the_others_go_on() {
-        let rounds = |panics| Rounds { panics, ..Rounds::default() };
-        let (store, observed) = (Arc::new(rounds(3)), Arc::new(rounds(0)));
-        let (metrics, begun) = (Arc::new(Metrics::new()), Instant::now());
-        let (reaped, others) = (Arc::clone(&store), Arc::clone(&observed));
-        let run = housekeeping(
-            reaped,
-            others,
-            Arc::clone(&metrics),
-            Arc::default(),
-            AllCertificates { listener: None, upstream: None },
-        );
-        assert!(timeout(Duration::from_secs(25), run).await.is_err());
-        let times = |store: &Rounds| {
-            let asked = store.asked.lock().unwrap();
-            asked.iter().map(|at| (*at - begun).as_millis()).collect::<Vec<_>>()
-        };
-        // The pauses are those of a task that begins anew.
-        assert_eq!(times(&store), [0, 100, 300, 700, 10_700, 20_700]);
-        assert_eq!(times(&observed), [0, 10_000, 20_000]);
-        let opened = OpenStore::new(Arc::new(MemoryStore::default()), None);
-        let text = metrics.render(Gauges::default(), &opened);
-        for (task, count) in
-            [("reap", 3), ("reap-observed", 0), ("idle-connections", 0), ("certificates", 0)]
-        {
-            let line = format!("hapax_task_panics_total{{task=\"{task}\"}} {count}");
-            assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
-        }
-        assert_eq!(text.matches("# TYPE hapax_task_panics_total counter").count(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn rounds_follow_each_other_while_there_is_more_and_failures_end_nothing() {
         let full = || Ok(Reaped { removed: 256, more: true });
         let last = Ok(Reaped { removed: 3, more: false });
         let away = Err(StoreError::unavailable("away"));
         let store = Rounds {
             next: Mutex::new(vec![full(), away, last, full(), full()]),
-            ..Rounds::default()
+            asked: Mutex::default(),
         };
         let removed = AtomicU64::default();
         let begun = Instant::now();

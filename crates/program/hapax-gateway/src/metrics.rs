@@ -4,7 +4,6 @@
 //! paths are never labels.
 
 mod counts;
-mod panics;
 mod process;
 mod unretried;
 
@@ -22,7 +21,6 @@ use hapax_operators::Undecided;
 use crate::store::{OpenStore, StoreCalls};
 use counts::ByRoute;
 pub(crate) use counts::{ObservedResult, ReconcileResult, RouteCounts, RouteObserver};
-pub(crate) use panics::{BackgroundTask, TaskPanics};
 pub(crate) use unretried::{UnretriedCounts, UnretriedResult};
 
 /// Upper bounds of the duration of an execution, in milliseconds.
@@ -83,7 +81,6 @@ pub(crate) struct Metrics {
     age: Histogram<{ AGE_PERCENT.len() }>,
     pub(crate) reaped: AtomicU64,
     pub(crate) unretried: UnretriedCounts,
-    pub(crate) panics: TaskPanics,
     /// Calls of the store.
     pub(crate) calls: Arc<StoreCalls>,
 }
@@ -112,7 +109,6 @@ impl Metrics {
             age: Histogram::default(),
             reaped: AtomicU64::default(),
             unretried: UnretriedCounts::default(),
-            panics: TaskPanics::default(),
             calls: Arc::default(),
         };
         // The series without a route exist from the beginning.
@@ -235,7 +231,6 @@ impl Metrics {
             head(out, name, "gauge", help)?;
             writeln!(out, "{name} {value}")?;
         }
-        self.panics.write(out)?;
         process::write(out, self.started)?;
         undecided(out, &gauges.undecided)?;
         let name = "hapax_quarantine_end_seconds";

@@ -1,14 +1,12 @@
 //! Tasks of a gateway.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_operators::{caught, supervised_with_count};
+use hapax_operators::{caught, supervised};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::admin::EndedTask;
-use crate::metrics::{BackgroundTask, Metrics};
 
 /// A task that is aborted when this value is dropped.
 #[derive(Debug)]
@@ -16,15 +14,8 @@ pub(super) struct Task(pub(super) JoinHandle<()>);
 
 /// Runs a task that cannot begin anew. After a panic `/readyz` is 503, so that a load balancer sends no requests here; the
 /// process goes on until an operator restarts it.
-pub(super) async fn reported(
-    task: BackgroundTask,
-    metrics: Arc<Metrics>,
-    future: impl Future<Output = ()>,
-    ended: EndedTask,
-) {
-    if let Err(panic) = caught(future).await {
-        let what = task.subject();
-        metrics.panics.count(task);
+pub(super) async fn reported(what: &'static str, task: impl Future<Output = ()>, ended: EndedTask) {
+    if let Err(panic) = caught(task).await {
         // Of several the first one is enough.
         let _ = ended.set(what);
         tracing::error!(%panic, "{what} panicked and has ended: restart this process, and report this as a bug");
@@ -32,18 +23,15 @@ pub(super) async fn reported(
 }
 
 impl Task {
-    /// Spawns a task that begins anew after a panic, which is counted.
+    /// Spawns a task that begins anew after a panic.
     pub(super) fn supervised<F>(
-        task: BackgroundTask,
-        metrics: Arc<Metrics>,
+        what: &'static str,
         begin: impl FnMut() -> F + Send + 'static,
     ) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        Self(tokio::spawn(async move {
-            supervised_with_count(task.subject(), metrics.panics.of(task), begin).await;
-        }))
+        Self(tokio::spawn(supervised(what, begin)))
     }
 
     pub(super) async fn join(&mut self, limit: Duration) {

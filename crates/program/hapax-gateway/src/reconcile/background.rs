@@ -12,13 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hapax_core::{Entropy, Inspect, OperationId, Reconciled, SystemEntropy};
-use hapax_operators::{Census, RecordView, supervised_with_count};
+use hapax_operators::{Census, RecordView, supervised};
 use hapax_proxy::{Shutdown, ShutdownPhase};
 use tokio::time::{Instant, sleep};
 
 use super::backoff::{Backoff, CallResult};
 use super::unretried::{NotRequested, UnretriedReconciler};
-use crate::metrics::BackgroundTask;
 
 /// Reconcile requests in progress at once.
 const CONCURRENT: usize = 4;
@@ -55,9 +54,7 @@ struct Warned(Option<([bool; NotRequested::CODES.len()], Instant)>);
 impl BackgroundReconciler {
     /// Runs until the gateway drains. After a panic it begins anew, with an interval's pause.
     pub(crate) async fn run(self) {
-        let task = BackgroundTask::Reconcile;
-        let panics = self.reconciler.metrics.panics.of(task);
-        supervised_with_count(task.subject(), panics, || self.passes()).await;
+        supervised("the reconciliation without retries", || self.passes()).await;
     }
 
     async fn passes(&self) {
